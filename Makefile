@@ -322,10 +322,10 @@ $(PTX_TESTS):
 
 # Tests in which lossynet's allocations fail (test/lossynet/failing_memory.h).
 $(BUILD)/test/lossynet/test_lossynet $(BUILD)/test/lossynet/test_secure: \
-    LDFLAGS += -Wl,--wrap=lossynet_memory_take
+    LDFLAGS += -Wl,--wrap=ln_memory_take
 # Tests in which a hook drops, repeats and delays datagrams (test/lossynet/test_lossynet_threads.h).
 HOOKED := $(patsubst %,test/lossynet/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits)
-$(HOOKED:%=$(BUILD)/%) $(HOOKED:%=$(BUILD)/thread/%): LDFLAGS += -Wl,--wrap=lossynet_dispatch
+$(HOOKED:%=$(BUILD)/%) $(HOOKED:%=$(BUILD)/thread/%): LDFLAGS += -Wl,--wrap=ln_dispatch
 
 $(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS) $(CMOCKA))

@@ -36,15 +36,15 @@ static MPI_Comm leaving = MPI_COMM_NULL;
 static lossynet_status join(int *argc, char ***argv, struct lossynet_world *world) {
     int provided, code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     if (code != MPI_SUCCESS) {
-        lossynet_log("MPI_Init_thread failed with code %d: expected a job that mpirun or srun "
-                     "started",
-                     code);
+        ln_log("MPI_Init_thread failed with code %d: expected a job that mpirun or srun "
+               "started",
+               code);
         return LOSSYNET_LINK;
     }
     if (provided < MPI_THREAD_FUNNELED) {
-        lossynet_log("MPI offers thread level %d: expected MPI_THREAD_FUNNELED (%d), because ranks "
-                     "compute with threads",
-                     provided, MPI_THREAD_FUNNELED);
+        ln_log("MPI offers thread level %d: expected MPI_THREAD_FUNNELED (%d), because ranks "
+               "compute with threads",
+               provided, MPI_THREAD_FUNNELED);
         return LOSSYNET_LINK;
     }
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -58,7 +58,7 @@ static lossynet_status join(int *argc, char ***argv, struct lossynet_world *worl
     MPI_Comm_free(&host);
     if (!wrong) return LOSSYNET_OK;
 failed:
-    lossynet_log("MPI cannot tell this rank's place among the ranks");
+    ln_log("MPI cannot tell this rank's place among the ranks");
     return LOSSYNET_LINK;
 }
 
@@ -73,9 +73,9 @@ static lossynet_status share_by_mpi(const struct lossynet_world *world, void *al
     if (started && !MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, (int)bytes, MPI_BYTE,
                                   MPI_COMM_WORLD))
         return LOSSYNET_OK;
-    lossynet_log("rank %d of %d: the ranks cannot meet: expected lossynet_bootstrap first, and a "
-                 "working MPI",
-                 world->rank, world->ranks);
+    ln_log("rank %d of %d: the ranks cannot meet: expected lossynet_bootstrap first, and a "
+           "working MPI",
+           world->rank, world->ranks);
     return LOSSYNET_LINK;
 }
 
@@ -115,9 +115,9 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
     for (size_t i = 0; launcher_seen() && i < sizeof names / sizeof *names; i++) {
         const char *size = getenv(names[i]);
         if (size && atoi(size) > 1) {
-            lossynet_log("started with %s=%s, but built without MPI: install Open MPI (mpicc) and "
-                         "build again",
-                         names[i], size);
+            ln_log("started with %s=%s, but built without MPI: install Open MPI (mpicc) and "
+                   "build again",
+                   names[i], size);
             return LOSSYNET_LINK;
         }
     }
@@ -126,9 +126,9 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
 
 static lossynet_status share_by_mpi(const struct lossynet_world *world, void *all, size_t bytes) {
     (void)all, (void)bytes;
-    lossynet_log("%d ranks, but this program was built without MPI: install Open MPI (mpicc) and "
-                 "build again",
-                 world->ranks);
+    ln_log("%d ranks, but this program was built without MPI: install Open MPI (mpicc) and "
+           "build again",
+           world->ranks);
     return LOSSYNET_LINK;
 }
 
@@ -138,8 +138,8 @@ void lossynet_shutdown(int exit_code) {
 
 #endif
 
-lossynet_status lossynet_bootstrap_share(void *context, const struct lossynet_world *world,
-                                         void *all, size_t bytes) {
+lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *world, void *all,
+                                   size_t bytes) {
     (void)context;
     return world->share ? world->share(world->share_context, world, all, bytes)
                         : share_by_mpi(world, all, bytes);
@@ -147,7 +147,7 @@ lossynet_status lossynet_bootstrap_share(void *context, const struct lossynet_wo
 
 lossynet_status lossynet_bootstrap_gather(const struct lossynet_world *world, void *all,
                                           size_t bytes) {
-    return world->ranks > 1 ? lossynet_bootstrap_share(NULL, world, all, bytes) : LOSSYNET_OK;
+    return world->ranks > 1 ? ln_bootstrap_share(NULL, world, all, bytes) : LOSSYNET_OK;
 }
 
 const char *lossynet_version(void) {

@@ -21,7 +21,7 @@
 /* ---- open ---- */
 
 static void take_averaging(struct lossynet_comm *comm) {
-    struct lossynet_averaging *averaging = &comm->averaging;
+    struct ln_averaging *averaging = &comm->averaging;
     const size_t groups = (size_t)comm->partition.groups.count;
     const size_t threads = (size_t)comm->resources.threads;
     COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * groups);
@@ -34,7 +34,7 @@ static void take_averaging(struct lossynet_comm *comm) {
 }
 
 static void take_stats(struct lossynet_comm *comm) {
-    struct lossynet_stats *stats = &comm->stats;
+    struct ln_stats *stats = &comm->stats;
     COMM_TAKE(comm, stats->counters[0], (size_t)comm->workers.local);
     COMM_TAKE(comm, stats->counters[1], (size_t)comm->workers.local);
     COMM_TAKE(comm, stats->totals, (size_t)comm->workers.local);
@@ -51,18 +51,18 @@ static void place(struct lossynet_comm *comm, const struct lossynet_world *world
 }
 
 /* Checks that buckets and packet numbers fit into a datagram's header. */
-static lossynet_status check_wire(const struct lossynet_partition *partition) {
+static lossynet_status check_wire(const struct ln_partition *partition) {
     if (partition->buckets > WIRE_BUCKETS) {
-        lossynet_log("buckets %d: expected at most %d, with more than one rank", partition->buckets,
-                     WIRE_BUCKETS);
+        ln_log("buckets %d: expected at most %d, with more than one rank", partition->buckets,
+               WIRE_BUCKETS);
         return LOSSYNET_INVALID;
     }
     for (int i = 0; i < partition->buckets * partition->workers; i++) {
         size_t packets = partition->shard_packet[i + 1] - partition->shard_packet[i];
         if (packets <= WIRE_PACKETS) continue;
-        lossynet_log("bucket %d: %zu packets for one owner: expected at most %d, so larger packets "
-                     "(packet_bytes), more workers or smaller buckets",
-                     i / partition->workers, packets, WIRE_PACKETS);
+        ln_log("bucket %d: %zu packets for one owner: expected at most %d, so larger packets "
+               "(packet_bytes), more workers or smaller buckets",
+               i / partition->workers, packets, WIRE_PACKETS);
         return LOSSYNET_INVALID;
     }
     return LOSSYNET_OK;
@@ -71,7 +71,7 @@ static lossynet_status check_wire(const struct lossynet_partition *partition) {
 /* Bytes of a full packet's payload, over a link that has room for `room`. */
 static size_t payload_for(const struct lossynet_settings *settings, size_t room) {
     return settings->packet_bytes ? settings->packet_bytes
-                                  : lossynet_payload_default(settings->wire_dtype, room);
+                                  : ln_payload_default(settings->wire_dtype, room);
 }
 
 static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet_settings *settings,
@@ -84,27 +84,26 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     comm->resources.bf16 = settings->vector_dtype == LOSSYNET_BF16;
     comm->averaging.whole = settings->weighted_sum_whole;
     comm->averaging.weighted_sum =
-        settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
-    comm->averaging.weighted_sum_bf16 = settings->weighted_sum_bf16
-                                            ? settings->weighted_sum_bf16
-                                            : lossynet_weighted_sum_bf16_plain;
+        settings->weighted_sum ? settings->weighted_sum : ln_weighted_sum_plain;
+    comm->averaging.weighted_sum_bf16 =
+        settings->weighted_sum_bf16 ? settings->weighted_sum_bf16 : ln_weighted_sum_bf16_plain;
 
     char why[256];
     struct lossynet_loss_settings loss = settings->loss;
     loss.workers = settings->workers;
-    lossynet_status status = lossynet_loss_open(&comm->loss, &loss, why, sizeof why);
+    lossynet_status status = ln_loss_open(&comm->loss, &loss, why, sizeof why);
     if (status) {
-        lossynet_log("%s", why);
+        ln_log("%s", why);
         return status;
     }
     if (comm->loss.replay && settings->residuals) {
-        lossynet_log("loss model replay, error feedback: expected vectors in the host's memory");
+        ln_log("loss model replay, error feedback: expected vectors in the host's memory");
         return LOSSYNET_INVALID;
     }
-    status = lossynet_partition_open(&comm->partition, settings->workers,
-                                     settings->group > 1 ? settings->group : 1,
-                                     settings->group_sizes, settings->buckets,
-                                     settings->bucket_elements, packet_bytes, settings->wire_dtype);
+    status = ln_partition_open(&comm->partition, settings->workers,
+                               settings->group > 1 ? settings->group : 1, settings->group_sizes,
+                               settings->buckets, settings->bucket_elements, packet_bytes,
+                               settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
@@ -115,50 +114,50 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     take_averaging(comm);
     take_stats(comm);
     if (settings->error_feedback && (comm->steps.skips || comm->loss.replay))
-        lossynet_unconfirmed_open(comm);
-    lossynet_rounds_open(comm, settings);
-    lossynet_arrivals_open(comm,
-                           settings->return_masks || settings->error_feedback ||
-                               settings->retransmission_rounds[LOSSYNET_GRADIENT],
-                           settings->retransmission_rounds[LOSSYNET_PARAMETER] != 0);
+        ln_unconfirmed_open(comm);
+    ln_rounds_open(comm, settings);
+    ln_arrivals_open(comm,
+                     settings->return_masks || settings->error_feedback ||
+                         settings->retransmission_rounds[LOSSYNET_GRADIENT],
+                     settings->retransmission_rounds[LOSSYNET_PARAMETER] != 0);
     if (comm->world.ranks > 1)
-        lossynet_exchange_open(comm, multicast, settings->allocate, settings->release);
-    if (settings->error_feedback) lossynet_feedback_open(comm, settings->residuals);
-    lossynet_retransmission_open(comm);
-    lossynet_drift_open(comm, settings->drift_samples);
-    lossynet_aside_open(comm);
+        ln_exchange_open(comm, multicast, settings->allocate, settings->release);
+    if (settings->error_feedback) ln_feedback_open(comm, settings->residuals);
+    ln_retransmission_open(comm);
+    ln_drift_open(comm, settings->drift_samples);
+    ln_aside_open(comm);
     if (settings->acknowledge_later && settings->error_feedback && !settings->return_masks &&
         comm->world.ranks > 1 && !comm->steps.skips)
-        lossynet_arrivals_open_later(comm, comm->stats.aside.room * (size_t)comm->workers.local);
+        ln_arrivals_open_later(comm, comm->stats.aside.room * (size_t)comm->workers.local);
     if (comm->resources.pool.out_of_memory) return LOSSYNET_NO_MEMORY;
     if (!settings->record_loss || comm->resources.pool.measuring) return LOSSYNET_OK;
-    return lossynet_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
+    return ln_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
 }
 
 /* A hash of settings that must be the same on all ranks, so that their masks agree. */
 static uint64_t fingerprint(const struct lossynet_comm *comm,
                             const struct lossynet_settings *settings) {
-    const struct lossynet_partition *partition = &comm->partition;
-    uint64_t hash = lossynet_mix((uint64_t)comm->workers.count);
+    const struct ln_partition *partition = &comm->partition;
+    uint64_t hash = ln_mix((uint64_t)comm->workers.count);
     for (int i = 0; i <= partition->buckets * comm->workers.count; i++) {
-        hash = lossynet_mix(hash ^ partition->shard_element[i]);
-        hash = lossynet_mix(hash ^ partition->shard_packet[i]);
+        hash = ln_mix(hash ^ partition->shard_element[i]);
+        hash = ln_mix(hash ^ partition->shard_packet[i]);
     }
-    hash = lossynet_mix(hash ^ lossynet_groups_fingerprint(&partition->groups));
-    hash = lossynet_mix(hash ^ lossynet_loss_fingerprint(&comm->loss));
-    hash = lossynet_mix(hash ^ (uint64_t)comm->averaging.estimator);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->network.multicast ^
-                        (uint64_t)settings->network.encrypt << 1 ^ (uint64_t)settings->lead << 2 ^
-                        (uint64_t)settings->network.skip_late << 3);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^
-                        (uint64_t)settings->error_feedback << 1 ^
-                        (uint64_t)settings->acknowledge_later << 2);
-    hash = lossynet_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
-                        (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
+    hash = ln_mix(hash ^ ln_groups_fingerprint(&partition->groups));
+    hash = ln_mix(hash ^ ln_loss_fingerprint(&comm->loss));
+    hash = ln_mix(hash ^ (uint64_t)comm->averaging.estimator);
+    hash = ln_mix(hash ^ (uint64_t)settings->drift_samples);
+    hash = ln_mix(hash ^ (uint64_t)settings->network.multicast ^
+                  (uint64_t)settings->network.encrypt << 1 ^ (uint64_t)settings->lead << 2 ^
+                  (uint64_t)settings->network.skip_late << 3);
+    hash =
+        ln_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->error_feedback << 1 ^
+               (uint64_t)settings->acknowledge_later << 2);
+    hash = ln_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
+                  (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
     uint64_t budget;
     memcpy(&budget, &settings->retransmission_budget, sizeof budget);
-    hash = lossynet_mix(hash ^ budget);
+    hash = ln_mix(hash ^ budget);
     return hash;
 }
 
@@ -169,9 +168,9 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
     struct hello {
         uint64_t prepared, fingerprint, wire_dtype;
     };
-    struct hello *hello = lossynet_memory_take((size_t)comm->world.ranks, sizeof *hello);
+    struct hello *hello = ln_memory_take((size_t)comm->world.ranks, sizeof *hello);
     if (!hello) {
-        lossynet_log("rank %d: no memory to greet %d ranks", comm->world.rank, comm->world.ranks);
+        ln_log("rank %d: no memory to greet %d ranks", comm->world.rank, comm->world.ranks);
         return LOSSYNET_NO_MEMORY;
     }
     hello[comm->world.rank].prepared = prepared == LOSSYNET_OK;
@@ -182,15 +181,15 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
         if (!hello[r].prepared || !hello[0].prepared) {
             status = prepared ? prepared : LOSSYNET_LINK;
         } else if (hello[r].wire_dtype != hello[0].wire_dtype) {
-            lossynet_log("rank %d was started with wire dtype %s, rank 0 with %s: expected the "
-                         "same on all ranks",
-                         r, lossynet_wire_dtype_name(hello[r].wire_dtype),
-                         lossynet_wire_dtype_name(hello[0].wire_dtype));
+            ln_log("rank %d was started with wire dtype %s, rank 0 with %s: expected the "
+                   "same on all ranks",
+                   r, ln_wire_dtype_name(hello[r].wire_dtype),
+                   ln_wire_dtype_name(hello[0].wire_dtype));
             status = LOSSYNET_INVALID;
         } else if (hello[r].fingerprint != hello[0].fingerprint) {
-            lossynet_log("rank %d was started with other settings than rank 0: expected the same "
-                         "workers, buckets, packets, estimator, seed and loss",
-                         r);
+            ln_log("rank %d was started with other settings than rank 0: expected the same "
+                   "workers, buckets, packets, estimator, seed and loss",
+                   r);
             status = LOSSYNET_INVALID;
         }
     }
@@ -201,13 +200,13 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
 /* With several ranks: meets the others, learns the link's packet size, allocates, and opens the
  * first GRADIENT phase for receiving. */
 static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_settings *settings,
-                            lossynet_link_open link_open, lossynet_share share, void *context) {
+                            ln_link_open link_open, lossynet_share share, void *context) {
     int rounds[2];
     for (int phase = 0; phase < 2; phase++) {
-        const int planned = lossynet_rounds_planned(settings, (lossynet_phase)phase);
+        const int planned = ln_rounds_planned(settings, (lossynet_phase)phase);
         rounds[phase] = planned == LOSSYNET_ROUNDS_MEASURED ? LOSSYNET_ROUNDS_MOST : planned;
     }
-    const struct lossynet_transport_settings transport = {
+    const struct ln_transport_settings transport = {
         .world = comm->world,
         .packet_bytes = settings->packet_bytes,
         .network = settings->network,
@@ -218,34 +217,34 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         .phases = {1 + rounds[LOSSYNET_GRADIENT], 1 + rounds[LOSSYNET_PARAMETER]},
     };
     lossynet_status status =
-        lossynet_transport_open(&transport, link_open, share, context, &comm->transport);
+        ln_transport_open(&transport, link_open, share, context, &comm->transport);
     if (status) return status;
-    const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
+    const struct ln_transport_facts facts = ln_transport_facts(comm->transport);
     comm->resources.pool.bytes += facts.link_bytes;
     if (settings->network.encrypt)
-        comm->resources.pool.bytes += lossynet_secure_memory(comm->world.ranks);
+        comm->resources.pool.bytes += ln_secure_memory(comm->world.ranks);
     comm->exchange.reliable = facts.reliable;
     comm->steps.skips = settings->network.skip_late && !facts.reliable;
     status = prepare(comm, settings, payload_for(settings, facts.payload_most), facts.multicast);
     status = agree(comm, settings, status, share, context);
     if (status) return status;
-    lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
-    return lossynet_transport_start(comm->transport);
+    ln_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+    return ln_transport_start(comm->transport);
 }
 
-static struct lossynet_log_target target_of(const struct lossynet_settings *settings) {
-    return (struct lossynet_log_target){settings->log, settings->log_context};
+static struct ln_log_target target_of(const struct lossynet_settings *settings) {
+    return (struct ln_log_target){settings->log, settings->log_context};
 }
 
 static lossynet_status open_over(const struct lossynet_world *world,
-                                 const struct lossynet_settings *settings,
-                                 lossynet_link_open link_open, lossynet_share share,
-                                 void *share_context, struct lossynet_comm **out) {
-    lossynet_status status = lossynet_settings_check(world, settings);
+                                 const struct lossynet_settings *settings, ln_link_open link_open,
+                                 lossynet_share share, void *share_context,
+                                 struct lossynet_comm **out) {
+    lossynet_status status = ln_settings_check(world, settings);
     if (status) return status;
-    struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
+    struct lossynet_comm *comm = ln_memory_take(1, sizeof *comm);
     if (!comm) {
-        lossynet_log("no memory for a comm");
+        ln_log("no memory for a comm");
         return LOSSYNET_NO_MEMORY;
     }
     comm->resources.log = target_of(settings);
@@ -261,55 +260,53 @@ static lossynet_status open_over(const struct lossynet_world *world,
     return status;
 }
 
-lossynet_status lossynet_comm_open(const struct lossynet_world *world,
-                                   const struct lossynet_settings *settings,
-                                   lossynet_link_open link_open, lossynet_share share,
-                                   void *share_context, struct lossynet_comm **out) {
-    const struct lossynet_log_target log = target_of(settings), *before = lossynet_log_use(&log);
+lossynet_status ln_comm_open(const struct lossynet_world *world,
+                             const struct lossynet_settings *settings, ln_link_open link_open,
+                             lossynet_share share, void *share_context,
+                             struct lossynet_comm **out) {
+    const struct ln_log_target log = target_of(settings), *before = ln_log_use(&log);
     *out = NULL;
     lossynet_status status = open_over(world, settings, link_open, share, share_context, out);
-    lossynet_log_use(before);
+    ln_log_use(before);
     return status;
 }
 
 static lossynet_status open_chosen(const struct lossynet_world *world,
                                    const struct lossynet_settings *settings,
                                    struct lossynet_comm **out) {
-    lossynet_link_open link_open;
-    lossynet_status status = lossynet_settings_check(world, settings);
+    ln_link_open link_open;
+    lossynet_status status = ln_settings_check(world, settings);
     if (!status && world->share && settings->link == LOSSYNET_LINK_MPI) {
-        lossynet_log(
-            "link mpi: expected ranks that MPI started; ranks that met otherwise take link "
-            "udp or verbs");
+        ln_log("link mpi: expected ranks that MPI started; ranks that met otherwise take link "
+               "udp or verbs");
         status = LOSSYNET_INVALID;
     }
     if (!status)
-        status =
-            lossynet_link_choose(world, settings->link, lossynet_bootstrap_share, NULL, &link_open);
+        status = ln_link_choose(world, settings->link, ln_bootstrap_share, NULL, &link_open);
     if (status) return status;
-    return open_over(world, settings, link_open, lossynet_bootstrap_share, NULL, out);
+    return open_over(world, settings, link_open, ln_bootstrap_share, NULL, out);
 }
 
 lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings,
                               struct lossynet_comm **out) {
-    const struct lossynet_log_target log = target_of(settings), *before = lossynet_log_use(&log);
+    const struct ln_log_target log = target_of(settings), *before = ln_log_use(&log);
     *out = NULL;
     lossynet_status status = open_chosen(world, settings, out);
-    lossynet_log_use(before);
+    ln_log_use(before);
     return status;
 }
 
 void lossynet_close(struct lossynet_comm *comm) {
     if (!comm) return;
-    const struct lossynet_log_target log = comm->resources.log, *before = lossynet_log_use(&log);
-    lossynet_transport_close(comm->transport);
-    lossynet_exchange_close(comm);
-    lossynet_drift_close(comm);
-    lossynet_retransmission_close(comm);
-    lossynet_feedback_close(comm);
-    lossynet_arrivals_close(comm);
-    lossynet_aside_close(comm);
+    const struct ln_log_target log = comm->resources.log, *before = ln_log_use(&log);
+    ln_transport_close(comm->transport);
+    ln_exchange_close(comm);
+    ln_drift_close(comm);
+    ln_retransmission_close(comm);
+    ln_feedback_close(comm);
+    ln_arrivals_close(comm);
+    ln_aside_close(comm);
     free(comm->resources.shard);
     free(comm->stats.gather_offset);
     free(comm->stats.gathered);
@@ -323,10 +320,10 @@ void lossynet_close(struct lossynet_comm *comm) {
     else
         free(comm->averaging.senders.float32);
     free(comm->averaging.weights);
-    lossynet_partition_close(&comm->partition);
-    lossynet_loss_close(&comm->loss);
+    ln_partition_close(&comm->partition);
+    ln_loss_close(&comm->loss);
     free(comm);
-    lossynet_log_use(before);
+    ln_log_use(before);
 }
 
 /* ---- queries ---- */
@@ -340,18 +337,18 @@ void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, si
 }
 
 void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size) {
-    const struct lossynet_groups *groups = &comm->partition.groups;
+    const struct ln_groups *groups = &comm->partition.groups;
     const int *start = groups->first + groups->of[worker];
     *first = start[0];
     *size = start[1] - start[0];
 }
 
 bool lossynet_is_partner_of(const struct lossynet_comm *comm, int worker, int owner) {
-    return lossynet_is_partner(&comm->partition, worker, owner);
+    return ln_is_partner(&comm->partition, worker, owner);
 }
 
 size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker) {
-    return lossynet_partition_owned(&comm->partition, worker);
+    return ln_partition_owned(&comm->partition, worker);
 }
 
 size_t lossynet_packets(const struct lossynet_comm *comm) {
@@ -359,23 +356,22 @@ size_t lossynet_packets(const struct lossynet_comm *comm) {
 }
 
 size_t lossynet_packet_bytes(const struct lossynet_comm *comm) {
-    return lossynet_payload_bytes(comm->partition.dtype[LOSSYNET_PARAMETER],
-                                  comm->partition.packet_elements);
+    return ln_payload_bytes(comm->partition.dtype[LOSSYNET_PARAMETER],
+                            comm->partition.packet_elements);
 }
 
 const char *lossynet_link_name(const struct lossynet_comm *comm) {
-    return comm->transport ? lossynet_transport_facts(comm->transport).link : "memory";
+    return comm->transport ? ln_transport_facts(comm->transport).link : "memory";
 }
 
 bool lossynet_overlaps(const struct lossynet_comm *comm) {
-    return comm->transport && lossynet_transport_facts(comm->transport).threaded;
+    return comm->transport && ln_transport_facts(comm->transport).threaded;
 }
 
 static bool register_memory(struct lossynet_comm *comm, const float *vector, size_t count,
                             const struct lossynet_device_memory *device) {
-    if (!comm->transport || lossynet_rounds_vectors(comm)) return false;
-    return lossynet_transport_register(comm->transport, vector,
-                                       count * lossynet_element_bytes(comm), device);
+    if (!comm->transport || ln_rounds_vectors(comm)) return false;
+    return ln_transport_register(comm->transport, vector, count * ln_element_bytes(comm), device);
 }
 
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count) {
@@ -387,21 +383,20 @@ bool lossynet_register_device(struct lossynet_comm *comm, int worker, const floa
     if (!comm->transport || comm->feedback.mass) return false;
     if (comm->resources.bf16) {
         if (comm->world.rank == 0)
-            lossynet_log_at(&comm->resources.log,
-                            "vectors of bf16: gradients go through the host's memory");
+            ln_log_at(&comm->resources.log,
+                      "vectors of bf16: gradients go through the host's memory");
         return false;
     }
-    const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
+    const struct ln_transport_facts facts = ln_transport_facts(comm->transport);
     if (!facts.reads_devices) {
         if (comm->world.rank == 0)
-            lossynet_log_at(&comm->resources.log,
-                            "link %s does not read a GPU's memory: gradients go through the host's",
-                            facts.link);
+            ln_log_at(&comm->resources.log,
+                      "link %s does not read a GPU's memory: gradients go through the host's",
+                      facts.link);
         return false;
     }
     if (!register_memory(comm, there, comm->partition.elements, device)) return false;
-    comm->exchange.elsewhere[worker - comm->workers.first] =
-        (struct lossynet_elsewhere){vector, there};
+    comm->exchange.elsewhere[worker - comm->workers.first] = (struct ln_elsewhere){vector, there};
     return true;
 }
 
@@ -411,8 +406,8 @@ size_t lossynet_memory_bytes(const struct lossynet_comm *comm) {
 
 static size_t memory_needed(const struct lossynet_world *world,
                             const struct lossynet_settings *settings) {
-    if (lossynet_settings_check(world, settings)) return 0;
-    struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
+    if (ln_settings_check(world, settings)) return 0;
+    struct lossynet_comm *comm = ln_memory_take(1, sizeof *comm);
     if (!comm) return 0;
     comm->resources.pool.measuring = true;
     size_t bytes = 0;
@@ -425,11 +420,11 @@ static size_t memory_needed(const struct lossynet_world *world,
     if (prepare(comm, settings, packet, settings->network.multicast) == LOSSYNET_OK) {
         bytes = comm->resources.pool.bytes;
         if (world->ranks > 1) {
-            bytes += lossynet_transport_memory(world->ranks, packet, settings->network.encrypt);
-            bytes += (settings->link == LOSSYNET_LINK_UDP ? lossynet_link_udp_memory
+            bytes += ln_transport_memory(world->ranks, packet, settings->network.encrypt);
+            bytes += (settings->link == LOSSYNET_LINK_UDP ? ln_link_udp_memory
                       : settings->link == LOSSYNET_LINK_VERBS
-                          ? lossynet_link_verbs_memory
-                          : lossynet_link_mpi_memory)(world->ranks, packet);
+                          ? ln_link_verbs_memory
+                          : ln_link_mpi_memory)(world->ranks, packet);
         }
     }
     lossynet_close(comm);
@@ -438,19 +433,19 @@ static size_t memory_needed(const struct lossynet_world *world,
 
 size_t lossynet_memory_needed(const struct lossynet_world *world,
                               const struct lossynet_settings *settings) {
-    const struct lossynet_log_target log = target_of(settings), *before = lossynet_log_use(&log);
+    const struct ln_log_target log = target_of(settings), *before = ln_log_use(&log);
     const size_t bytes = memory_needed(world, settings);
-    lossynet_log_use(before);
+    ln_log_use(before);
     return bytes;
 }
 
 /* ---- before a run: the key, the network ---- */
 
 lossynet_status lossynet_key_proof(const char *key_file, const char *text, char proof[65]) {
-    struct lossynet_key key;
+    struct ln_key key;
     uint8_t bytes[LOSSYNET_PROOF_BYTES];
-    const bool known = lossynet_key_read(key_file, -1, &key) &&
-                       lossynet_key_proof_of(&key, text, strlen(text), bytes);
+    const bool known =
+        ln_key_read(key_file, -1, &key) && ln_key_proof_of(&key, text, strlen(text), bytes);
     explicit_bzero(&key, sizeof key);
     for (size_t i = 0; known && i < sizeof bytes; i++)
         snprintf(proof + 2 * i, 3, "%02x", (unsigned)bytes[i]);
@@ -460,24 +455,24 @@ lossynet_status lossynet_key_proof(const char *key_file, const char *text, char 
 lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,
                                double seconds, struct lossynet_path *out, const char **link_name) {
-    const struct lossynet_transport_settings transport = {
+    const struct ln_transport_settings transport = {
         .world = *world,
         .packet_bytes = settings->packet_bytes,
         .network = {.interface = settings->network.interface,
                     .pace_gbps = settings->network.pace_gbps},
         .log = target_of(settings)};
-    lossynet_link_open link_open;
+    ln_link_open link_open;
     if (world->ranks < 2) {
         *link_name = "memory";
         *out = (struct lossynet_path){0};
         return LOSSYNET_OK;
     }
-    const struct lossynet_log_target *before = lossynet_log_use(&transport.log);
+    const struct ln_log_target *before = ln_log_use(&transport.log);
     lossynet_status status =
-        lossynet_link_choose(world, settings->link, lossynet_bootstrap_share, NULL, &link_open);
+        ln_link_choose(world, settings->link, ln_bootstrap_share, NULL, &link_open);
     if (!status)
-        status = lossynet_transport_probe(&transport, link_open, lossynet_bootstrap_share, NULL,
-                                          node, seconds, out, link_name);
-    lossynet_log_use(before);
+        status = ln_transport_probe(&transport, link_open, ln_bootstrap_share, NULL, node, seconds,
+                                    out, link_name);
+    ln_log_use(before);
     return status;
 }

@@ -7,22 +7,21 @@
 #include "lossynet/algorithm/algorithm.h"
 
 /* lossynet_open over a link of the caller's choice. With one rank no link is opened. */
-lossynet_status lossynet_comm_open(const struct lossynet_world *world,
-                                   const struct lossynet_settings *settings,
-                                   lossynet_link_open link_open, lossynet_share share,
-                                   void *share_context, struct lossynet_comm **out);
+lossynet_status ln_comm_open(const struct lossynet_world *world,
+                             const struct lossynet_settings *settings, ln_link_open link_open,
+                             lossynet_share share, void *share_context, struct lossynet_comm **out);
 
 /* Checks settings, and logs what is wrong with them (settings.c). */
-lossynet_status lossynet_settings_check(const struct lossynet_world *world,
-                                        const struct lossynet_settings *settings);
+lossynet_status ln_settings_check(const struct lossynet_world *world,
+                                  const struct lossynet_settings *settings);
 /* Checks a loss model: rates in [0,1], a known model, a readable trace. On failure `why` gets one line
  * that says what was expected. */
-lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, char *why,
-                                    size_t why_size);
-const char *lossynet_wire_dtype_name(uint64_t wire_dtype);
+lossynet_status ln_loss_check(const struct lossynet_loss_settings *loss, char *why,
+                              size_t why_size);
+const char *ln_wire_dtype_name(uint64_t wire_dtype);
 
 /* A lossynet_share that uses the world's own, or MPI (bootstrap.c). */
-lossynet_status lossynet_bootstrap_share(void *context, const struct lossynet_world *world,
-                                         void *all, size_t bytes);
+lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *world, void *all,
+                                   size_t bytes);
 
 #endif

@@ -116,7 +116,7 @@ static bool parse_rounds(const char *text, int rounds[2]) {
 
 static bool parse_wire(const char *text, lossynet_wire_dtype *out) {
     for (int d = LOSSYNET_FLOAT32; d <= LOSSYNET_INT4; d++) {
-        if (strcmp(text, lossynet_wire_dtype_name((uint64_t)d)) != 0) continue;
+        if (strcmp(text, ln_wire_dtype_name((uint64_t)d)) != 0) continue;
         *out = (lossynet_wire_dtype)d;
         return true;
     }
@@ -200,18 +200,18 @@ lossynet_status lossynet_named_set(struct lossynet_named *named, const char *nam
                                    const char *value) {
     const int i = find(name);
     if (i < 0) {
-        lossynet_log("there is no setting '%s'", name);
+        ln_log("there is no setting '%s'", name);
         return LOSSYNET_INVALID;
     }
     char *text = strdup(value);
     if (!text) {
-        lossynet_log("no memory for the setting %s", name);
+        ln_log("no memory for the setting %s", name);
         return LOSSYNET_NO_MEMORY;
     }
     struct lossynet_settings changed = named->settings;
     const char *expected = store(&changed, &table[i], text);
     if (expected) {
-        lossynet_log("%s '%s': expected %s", name, value, expected);
+        ln_log("%s '%s': expected %s", name, value, expected);
         free(text);
         return LOSSYNET_INVALID;
     }
@@ -235,7 +235,7 @@ struct lossynet_named *lossynet_named_open(int buckets, const size_t *bucket_ele
     const size_t bytes = (buckets > 0 ? (size_t)buckets : 1) * sizeof(size_t);
     if (named) named->bucket_elements = malloc(bytes);
     if (!named || !named->bucket_elements) {
-        lossynet_log("no memory for settings of %d buckets", buckets);
+        ln_log("no memory for settings of %d buckets", buckets);
         lossynet_named_close(named);
         return NULL;
     }
@@ -274,5 +274,5 @@ size_t lossynet_struct_bytes(const char *name) {
 }
 
 void lossynet_messages_to(lossynet_log_function log, void *context) {
-    lossynet_log_to(log, context);
+    ln_log_to(log, context);
 }

@@ -71,7 +71,7 @@ struct rendezvous {
     uint64_t epoch;
     int *peer; /* [ranks] sockets by rank, -1: none; rank r > 0 has rank 0's only */
     int lost;  /* the rank that was not heard in `share`, -1: none */
-    struct lossynet_key key;
+    struct ln_key key;
     /* While rank 0 gathers the others: */
     struct caller *caller; /* [ranks + STRANGERS_MOST], the oldest first */
     struct pollfd *wait;   /* [1 + ranks + STRANGERS_MOST] */
@@ -101,12 +101,11 @@ static struct addrinfo *resolve(const char *address, bool listen) {
     const struct addrinfo hints = {
         .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = listen ? AI_PASSIVE : 0};
     if (!split_address(address, host, &port)) {
-        lossynet_log("rendezvous '%s': expected HOST:PORT, as 10.0.0.1:7000 or [::1]:7000",
-                     address);
+        ln_log("rendezvous '%s': expected HOST:PORT, as 10.0.0.1:7000 or [::1]:7000", address);
         return NULL;
     }
     int code = getaddrinfo(*host ? host : NULL, port, &hints, &found);
-    if (code) lossynet_log("rendezvous '%s': %s: expected HOST:PORT", address, gai_strerror(code));
+    if (code) ln_log("rendezvous '%s': %s: expected HOST:PORT", address, gai_strerror(code));
     return code ? NULL : found;
 }
 
@@ -163,21 +162,20 @@ static lossynet_status share_as_root(struct rendezvous *r, char *all, size_t byt
         if (!receive_all(r->peer[rank], &announced, sizeof announced) ||
             (announced == bytes &&
              !receive_all(r->peer[rank], all + (size_t)rank * bytes, bytes))) {
-            lossynet_log("rendezvous: rank 0 has heard nothing more from rank %d: %s", rank,
-                         reason());
+            ln_log("rendezvous: rank 0 has heard nothing more from rank %d: %s", rank, reason());
             return LOSSYNET_LINK;
         }
         if (announced != bytes) {
-            lossynet_log("rendezvous: rank %d shares %llu bytes, rank 0 %zu: expected the same "
-                         "program and settings on all ranks",
-                         rank, (unsigned long long)announced, bytes);
+            ln_log("rendezvous: rank %d shares %llu bytes, rank 0 %zu: expected the same "
+                   "program and settings on all ranks",
+                   rank, (unsigned long long)announced, bytes);
             return LOSSYNET_PROTOCOL;
         }
     }
     for (int rank = 1; rank < r->ranks; rank++) {
         r->lost = rank;
         if (send_all(r->peer[rank], all, (size_t)r->ranks * bytes)) continue;
-        lossynet_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
+        ln_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
         return LOSSYNET_LINK;
     }
     r->lost = -1;
@@ -195,8 +193,7 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
         receive_all(r->peer[0], all, (size_t)world->ranks * bytes))
         return LOSSYNET_OK;
     if (is_time_out()) r->lost = 0; /* a rank 0 that lost another rank would have said so */
-    lossynet_log("rendezvous: rank %d has heard nothing more from rank 0: %s", world->rank,
-                 reason());
+    ln_log("rendezvous: rank %d has heard nothing more from rank 0: %s", world->rank, reason());
     return LOSSYNET_LINK;
 }
 
@@ -218,7 +215,7 @@ static bool prove(const struct rendezvous *r, const struct challenge *asked,
     memset(proof, 0, LOSSYNET_PROOF_BYTES);
     memcpy(said.nonce[0], asked->nonce, NONCE_BYTES);
     memcpy(said.nonce[1], hello->nonce, NONCE_BYTES);
-    return !r->key.count || lossynet_key_proof_of(&r->key, &said, sizeof said, proof);
+    return !r->key.count || ln_key_proof_of(&r->key, &said, sizeof said, proof);
 }
 
 static bool is_proof(const struct rendezvous *r, const struct challenge *asked,
@@ -243,9 +240,9 @@ static int listen_at(const char *address) {
     int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
         bind(fd, found->ai_addr, found->ai_addrlen) || listen(fd, SOMAXCONN)) {
-        lossynet_log("rendezvous '%s': rank 0 cannot listen there: %s: expected an address of "
-                     "this host and a free port",
-                     address, strerror(errno));
+        ln_log("rendezvous '%s': rank 0 cannot listen there: %s: expected an address of "
+               "this host and a free port",
+               address, strerror(errno));
         if (fd >= 0) close(fd);
         fd = -1;
     }
@@ -282,9 +279,9 @@ static bool is_expected(struct rendezvous *r, const struct caller *c, lossynet_s
     if (hello->epoch != r->epoch) return false;
     if (!is_proof(r, &c->asked, hello, false, hello->proof)) {
         if (!r->refused)
-            lossynet_log("rendezvous: somebody who does not have the key of --key-file has come as "
-                         "rank %d, and is sent away",
-                         hello->rank);
+            ln_log("rendezvous: somebody who does not have the key of --key-file has come as "
+                   "rank %d, and is sent away",
+                   hello->rank);
         r->refused = true;
         return false;
     }
@@ -292,9 +289,9 @@ static bool is_expected(struct rendezvous *r, const struct caller *c, lossynet_s
         r->peer[hello->rank] < 0)
         return true;
     if (r->epoch) return false; /* in a later meeting the others go on */
-    lossynet_log("rendezvous: rank %d of %d has come: expected each of the ranks 1 to %d of %d "
-                 "once",
-                 hello->rank, hello->ranks, r->ranks - 1, r->ranks);
+    ln_log("rendezvous: rank %d of %d has come: expected each of the ranks 1 to %d of %d "
+           "once",
+           hello->rank, hello->ranks, r->ranks - 1, r->ranks);
     *fault = LOSSYNET_INVALID;
     return false;
 }
@@ -361,28 +358,28 @@ static int find_ended(const struct rendezvous *r, const struct lossynet_meeting 
 /* Accepts the connections of all other ranks. If some do not come, sets m->missing. */
 static lossynet_status gather(struct rendezvous *r, int listener,
                               const struct lossynet_meeting *m) {
-    const double end = lossynet_now() + m->seconds;
-    double ask = m->find_ended && m->missing ? lossynet_now() + ENDED_SECONDS : end;
+    const double end = ln_now() + m->seconds;
+    double ask = m->find_ended && m->missing ? ln_now() + ENDED_SECONDS : end;
     lossynet_status status = LOSSYNET_OK;
     for (int missing = r->ranks - 1; missing > 0 && status == LOSSYNET_OK;) {
-        double left = end - lossynet_now();
+        double left = end - ln_now();
         if (left <= 0) {
-            lossynet_log("rendezvous: %d of %d ranks have not come in %g s: expected them to be "
-                         "started with the same address",
-                         missing, r->ranks, m->seconds);
+            ln_log("rendezvous: %d of %d ranks have not come in %g s: expected them to be "
+                   "started with the same address",
+                   missing, r->ranks, m->seconds);
             for (int rank = 1; m->missing && rank < r->ranks; rank++)
                 m->missing[rank] = r->peer[rank] < 0;
             return LOSSYNET_LINK;
         }
-        if (lossynet_now() >= ask) {
+        if (ln_now() >= ask) {
             const int ended = find_ended(r, m);
             if (ended) {
-                lossynet_log("rendezvous: rank %d has ended and does not come", ended);
+                ln_log("rendezvous: rank %d has ended and does not come", ended);
                 return LOSSYNET_LINK;
             }
-            ask = lossynet_now() + ENDED_SECONDS;
+            ask = ln_now() + ENDED_SECONDS;
         }
-        const double wait = fmax(fmin(end, ask) - lossynet_now(), 0);
+        const double wait = fmax(fmin(end, ask) - ln_now(), 0);
         status = hear(r, listener, wait, m->seconds);
         missing = 0;
         for (int rank = 1; rank < r->ranks; rank++) missing += r->peer[rank] < 0;
@@ -428,12 +425,12 @@ static void find_seat(const struct host *host, int rank, int ranks, struct seat 
 /* Takes the memory for gathering; the caller frees it, also after a failure. */
 static bool prepare_root(struct rendezvous *r, struct host **host) {
     const size_t most = (size_t)r->ranks + STRANGERS_MOST;
-    *host = lossynet_memory_take((size_t)r->ranks, sizeof **host);
-    r->caller = lossynet_memory_take(most, sizeof *r->caller);
-    r->wait = lossynet_memory_take(most + 1, sizeof *r->wait);
-    r->seat = lossynet_memory_take((size_t)r->ranks, sizeof *r->seat);
+    *host = ln_memory_take((size_t)r->ranks, sizeof **host);
+    r->caller = ln_memory_take(most, sizeof *r->caller);
+    r->wait = ln_memory_take(most + 1, sizeof *r->wait);
+    r->seat = ln_memory_take((size_t)r->ranks, sizeof *r->seat);
     if (*host && r->caller && r->wait && r->seat) return true;
-    lossynet_log("rendezvous: no memory for the addresses of %d ranks", r->ranks);
+    ln_log("rendezvous: no memory for the addresses of %d ranks", r->ranks);
     return false;
 }
 
@@ -443,7 +440,7 @@ static lossynet_status seat_all(struct rendezvous *r, struct host *host, struct 
     for (int rank = 1; rank < r->ranks; rank++) {
         find_seat(host, rank, r->ranks, &r->seat[rank]);
         if (send_all(r->peer[rank], &r->seat[rank], sizeof r->seat[rank])) continue;
-        lossynet_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
+        ln_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
         return LOSSYNET_LINK;
     }
     return LOSSYNET_OK;
@@ -472,7 +469,7 @@ static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_
  * refusal is then final. */
 static int connect_to(const struct addrinfo *found, bool listened, double seconds) {
     const struct timespec pause = {0, 50000000};
-    const double end = lossynet_now() + seconds;
+    const double end = ln_now() + seconds;
     for (const struct addrinfo *to = found;; to = to->ai_next ? to->ai_next : found) {
         int fd = socket(to->ai_family, to->ai_socktype | SOCK_CLOEXEC, to->ai_protocol);
         if (fd < 0) return -1;
@@ -482,7 +479,7 @@ static int connect_to(const struct addrinfo *found, bool listened, double second
         int failure = errno;
         close(fd);
         errno = failure;
-        if (lossynet_now() >= end) return -1;
+        if (ln_now() >= end) return -1;
         if (listened && failure == ECONNREFUSED && !found->ai_next) return -1;
         nanosleep(&pause, NULL);
     }
@@ -511,12 +508,12 @@ static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting
     int fd = r->peer[0] = connect_to(found, m->listener >= 0, seconds);
     if (fd < 0) {
         if (m->listener >= 0 && errno == ECONNREFUSED)
-            lossynet_log("rendezvous '%s': rank 0 has ended: its host refuses rank %d's connection",
-                         m->address, m->rank);
+            ln_log("rendezvous '%s': rank 0 has ended: its host refuses rank %d's connection",
+                   m->address, m->rank);
         else
-            lossynet_log("rendezvous '%s': rank %d reaches nobody in %g s: %s: expected rank 0 to "
-                         "listen there",
-                         m->address, m->rank, m->seconds, strerror(errno));
+            ln_log("rendezvous '%s': rank %d reaches nobody in %g s: %s: expected rank 0 to "
+                   "listen there",
+                   m->address, m->rank, m->seconds, strerror(errno));
         if (m->missing) m->missing[0] = true;
         return LOSSYNET_LINK;
     }
@@ -531,23 +528,22 @@ static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting
      * closes them. */
     const bool hangs = is_time_out() && !*early;
     if (m->missing && hangs) m->missing[0] = true;
-    lossynet_log("rendezvous '%s': rank %d was not admitted: expected rank 0 of %d ranks there, "
-                 "and all others within %g s%s",
-                 m->address, m->rank, r->ranks, m->seconds,
-                 hangs ? "; rank 0 says nothing at all" : "");
+    ln_log("rendezvous '%s': rank %d was not admitted: expected rank 0 of %d ranks there, "
+           "and all others within %g s%s",
+           m->address, m->rank, r->ranks, m->seconds, hangs ? "; rank 0 says nothing at all" : "");
     return LOSSYNET_LINK;
 }
 
 static lossynet_status meet_root(struct rendezvous *r, const struct lossynet_meeting *m,
                                  struct seat *seat) {
     const struct timespec pause = {0, 50000000};
-    const double end = lossynet_now() + m->seconds;
+    const double end = ln_now() + m->seconds;
     lossynet_status status = LOSSYNET_OK;
     bool early = false;
     struct addrinfo *found = resolve(m->address, false);
     if (!found) return LOSSYNET_LINK;
     while (!status && r->peer[0] < 0) {
-        status = greet(r, m, found, fmax(end - lossynet_now(), 0), &early, seat);
+        status = greet(r, m, found, fmax(end - ln_now(), 0), &early, seat);
         if (!status && r->peer[0] < 0) nanosleep(&pause, NULL);
     }
     freeaddrinfo(found);
@@ -575,18 +571,17 @@ lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *m,
                                          struct lossynet_world *world) {
     *world = (struct lossynet_world){.rank = m->rank, .ranks = m->ranks, .local_ranks = 1};
     if (m->ranks < 1 || m->rank < 0 || m->rank >= m->ranks || !(m->seconds > 0)) {
-        lossynet_log(
-            "rendezvous: rank %d of %d, %g s: expected 0 <= rank < ranks, and a time above "
-            "0",
-            m->rank, m->ranks, m->seconds);
+        ln_log("rendezvous: rank %d of %d, %g s: expected 0 <= rank < ranks, and a time above "
+               "0",
+               m->rank, m->ranks, m->seconds);
         return LOSSYNET_INVALID;
     }
     const size_t ranks = (size_t)m->ranks;
     if (m->missing) memset(m->missing, 0, ranks * sizeof *m->missing);
     if (m->ranks == 1) return LOSSYNET_OK;
-    struct rendezvous *r = lossynet_memory_take(1, sizeof *r + ranks * sizeof *r->peer);
+    struct rendezvous *r = ln_memory_take(1, sizeof *r + ranks * sizeof *r->peer);
     if (!r) {
-        lossynet_log("rendezvous: rank %d: no memory for %d ranks", m->rank, m->ranks);
+        ln_log("rendezvous: rank %d: no memory for %d ranks", m->rank, m->ranks);
         return LOSSYNET_NO_MEMORY;
     }
     r->ranks = m->ranks;
@@ -598,8 +593,7 @@ lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *m,
     world->share_context = r;
     struct seat seat = {0};
     lossynet_status status = LOSSYNET_OK;
-    if (m->key_file && !lossynet_key_read(m->key_file, m->rank, &r->key))
-        status = LOSSYNET_PROTOCOL;
+    if (m->key_file && !ln_key_read(m->key_file, m->rank, &r->key)) status = LOSSYNET_PROTOCOL;
     if (!status) status = m->rank == 0 ? meet_as_root(r, m, &seat) : meet_root(r, m, &seat);
     explicit_bzero(&r->key, sizeof r->key);
     world->local_rank = seat.local_rank;

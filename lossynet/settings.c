@@ -50,7 +50,7 @@ const char *lossynet_estimator_name(lossynet_estimator estimator) {
                                                                     : "unknown";
 }
 
-const char *lossynet_wire_dtype_name(uint64_t wire_dtype) {
+const char *ln_wire_dtype_name(uint64_t wire_dtype) {
     return wire_dtype <= LOSSYNET_INT4 ? wire_dtype_names[wire_dtype] : "unknown";
 }
 
@@ -59,19 +59,19 @@ const char *lossynet_wire_dtype_name(uint64_t wire_dtype) {
 static lossynet_status check_vectors(const struct lossynet_settings *settings) {
     if (settings->vector_dtype == LOSSYNET_FLOAT32) return LOSSYNET_OK;
     if (settings->vector_dtype != LOSSYNET_BF16) {
-        lossynet_log("vector dtype %d: expected float32 or bf16", (int)settings->vector_dtype);
+        ln_log("vector dtype %d: expected float32 or bf16", (int)settings->vector_dtype);
         return LOSSYNET_INVALID;
     }
     if (settings->wire_dtype == LOSSYNET_FLOAT32) {
-        lossynet_log("vectors of bf16, wire dtype float32: expected wire dtype bf16, int8 or int4");
+        ln_log("vectors of bf16, wire dtype float32: expected wire dtype bf16, int8 or int4");
         return LOSSYNET_INVALID;
     }
     if (settings->memory) {
-        lossynet_log("vectors of bf16: expected them in the host's memory");
+        ln_log("vectors of bf16: expected them in the host's memory");
         return LOSSYNET_INVALID;
     }
     if (settings->error_feedback && !settings->residuals) {
-        lossynet_log("vectors of bf16, error feedback: expected residuals that are kept apart");
+        ln_log("vectors of bf16, error feedback: expected residuals that are kept apart");
         return LOSSYNET_INVALID;
     }
     return LOSSYNET_OK;
@@ -79,23 +79,23 @@ static lossynet_status check_vectors(const struct lossynet_settings *settings) {
 
 static lossynet_status check_sizes(const struct lossynet_settings *settings) {
     if (settings->buckets < 1 || !settings->bucket_elements) {
-        lossynet_log("buckets %d: expected at least 1", settings->buckets);
+        ln_log("buckets %d: expected at least 1", settings->buckets);
         return LOSSYNET_INVALID;
     }
     size_t elements = 0;
     for (int b = 0; b < settings->buckets; b++) {
         size_t size = settings->bucket_elements[b];
         if (size == 0 || size > SIZE_MAX / 64 - elements) {
-            lossynet_log("bucket %d: %zu elements: expected at least 1, and a sum that fits memory",
-                         b, size);
+            ln_log("bucket %d: %zu elements: expected at least 1, and a sum that fits memory", b,
+                   size);
             return LOSSYNET_INVALID;
         }
         elements += size;
     }
     if (settings->packet_bytes % sizeof(float) || settings->packet_bytes > 1u << 30) {
-        lossynet_log("packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "
-                     "default",
-                     settings->packet_bytes);
+        ln_log("packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "
+               "default",
+               settings->packet_bytes);
         return LOSSYNET_INVALID;
     }
     return LOSSYNET_OK;
@@ -110,13 +110,13 @@ static lossynet_status check_group_sizes(const struct lossynet_world *world,
             workers += settings->group_sizes[g];
             continue;
         }
-        lossynet_log("group %d of %d workers: expected some, and %d in all groups", g,
-                     settings->group_sizes[g], settings->workers);
+        ln_log("group %d of %d workers: expected some, and %d in all groups", g,
+               settings->group_sizes[g], settings->workers);
         return LOSSYNET_INVALID;
     }
     if (world->ranks == 1 || world->ranks == settings->workers) return LOSSYNET_OK;
-    lossynet_log("groups of given sizes: expected one worker in each rank, got %d",
-                 settings->workers / world->ranks);
+    ln_log("groups of given sizes: expected one worker in each rank, got %d",
+           settings->workers / world->ranks);
     return LOSSYNET_INVALID;
 }
 
@@ -126,133 +126,129 @@ static lossynet_status check_group(const struct lossynet_world *world,
     if (settings->group_sizes && check_group_sizes(world, settings)) return LOSSYNET_INVALID;
     if (!settings->group_sizes && (group == 0 || group == 1)) return LOSSYNET_OK;
     if (!settings->group_sizes && (group < 0 || group > settings->workers)) {
-        lossynet_log("group %d: expected at most the %d workers", group, settings->workers);
+        ln_log("group %d: expected at most the %d workers", group, settings->workers);
         return LOSSYNET_INVALID;
     }
     if (!settings->group_sizes && world->ranks > 1 && local > 1 && local % group) {
-        lossynet_log("group %d: expected one worker in each rank, or whole groups, got %d workers "
-                     "in each",
-                     group, local);
+        ln_log("group %d: expected one worker in each rank, or whole groups, got %d workers "
+               "in each",
+               group, local);
         return LOSSYNET_INVALID;
     }
     if (settings->network.multicast || settings->network.skip_late || settings->return_masks) {
-        lossynet_log("group %d: expected no multicast, no deadline and no masks", group);
+        ln_log("group %d: expected no multicast, no deadline and no masks", group);
         return LOSSYNET_INVALID;
     }
     return LOSSYNET_OK;
 }
 
-lossynet_status lossynet_settings_check(const struct lossynet_world *world,
-                                        const struct lossynet_settings *settings) {
+lossynet_status ln_settings_check(const struct lossynet_world *world,
+                                  const struct lossynet_settings *settings) {
     if (world->ranks < 1 || world->rank < 0 || world->rank >= world->ranks) {
-        lossynet_log("rank %d of %d ranks: expected 0 <= rank < ranks", world->rank, world->ranks);
+        ln_log("rank %d of %d ranks: expected 0 <= rank < ranks", world->rank, world->ranks);
         return LOSSYNET_INVALID;
     }
     if (settings->workers < 1 || settings->workers > WIRE_WORKERS) {
-        lossynet_log("workers %d: expected 1 to %d", settings->workers, WIRE_WORKERS);
+        ln_log("workers %d: expected 1 to %d", settings->workers, WIRE_WORKERS);
         return LOSSYNET_INVALID;
     }
     if (settings->memory && world->ranks > 1) {
-        lossynet_log("vectors outside the host's memory: expected 1 rank, got %d", world->ranks);
+        ln_log("vectors outside the host's memory: expected 1 rank, got %d", world->ranks);
         return LOSSYNET_INVALID;
     }
     if (settings->workers % world->ranks) {
-        lossynet_log("workers %d: expected a multiple of the %d ranks", settings->workers,
-                     world->ranks);
+        ln_log("workers %d: expected a multiple of the %d ranks", settings->workers, world->ranks);
         return LOSSYNET_INVALID;
     }
     if (check_group(world, settings)) return LOSSYNET_INVALID;
     const bool blocks = settings->wire_dtype >= LOSSYNET_INT8;
     if (settings->wire_dtype < LOSSYNET_FLOAT32 || settings->wire_dtype > LOSSYNET_INT4) {
-        lossynet_log("wire dtype %d: expected float32, bf16, int8 or int4",
-                     (int)settings->wire_dtype);
+        ln_log("wire dtype %d: expected float32, bf16, int8 or int4", (int)settings->wire_dtype);
         return LOSSYNET_INVALID;
     }
     if (check_vectors(settings)) return LOSSYNET_INVALID;
     if (blocks && settings->packet_bytes &&
-        lossynet_payload_elements(LOSSYNET_INT8, settings->packet_bytes) == 0) {
-        lossynet_log("packet size %zu bytes: expected at least 36, for a block of wire dtype %s",
-                     settings->packet_bytes, lossynet_wire_dtype_name(settings->wire_dtype));
+        ln_payload_elements(LOSSYNET_INT8, settings->packet_bytes) == 0) {
+        ln_log("packet size %zu bytes: expected at least 36, for a block of wire dtype %s",
+               settings->packet_bytes, ln_wire_dtype_name(settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
     if (settings->memory && settings->wire_dtype &&
         !(blocks ? settings->memory->round_blocks != NULL
                  : settings->memory->masked_round != NULL)) {
-        lossynet_log("wire dtype %s, vectors outside the host's memory: expected %s",
-                     lossynet_wire_dtype_name(settings->wire_dtype),
-                     blocks ? "round_blocks" : "masked_round");
+        ln_log("wire dtype %s, vectors outside the host's memory: expected %s",
+               ln_wire_dtype_name(settings->wire_dtype), blocks ? "round_blocks" : "masked_round");
         return LOSSYNET_INVALID;
     }
     if (blocks && settings->residuals && !settings->residuals->round) {
-        lossynet_log("wire dtype %s, residuals that are kept apart: expected their function round",
-                     lossynet_wire_dtype_name(settings->wire_dtype));
+        ln_log("wire dtype %s, residuals that are kept apart: expected their function round",
+               ln_wire_dtype_name(settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
     if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {
-        lossynet_log("estimator %d: expected mean, balanced, ht or zero", (int)settings->estimator);
+        ln_log("estimator %d: expected mean, balanced, ht or zero", (int)settings->estimator);
         return LOSSYNET_INVALID;
     }
     if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_VERBS) {
-        lossynet_log("link %d: expected auto, mpi, udp or verbs", (int)settings->link);
+        ln_log("link %d: expected auto, mpi, udp or verbs", (int)settings->link);
         return LOSSYNET_INVALID;
     }
     if (!(settings->network.pace_gbps >= 0) || !(settings->network.peer_timeout >= 0)) {
-        lossynet_log("pace %g Gbit/s, peer time-out %g s: expected 0 or more",
-                     settings->network.pace_gbps, settings->network.peer_timeout);
+        ln_log("pace %g Gbit/s, peer time-out %g s: expected 0 or more",
+               settings->network.pace_gbps, settings->network.peer_timeout);
         return LOSSYNET_INVALID;
     }
     if (!(settings->network.loss_budget >= 0 && settings->network.loss_budget < 1) ||
         (settings->network.loss_budget > 0 && !(settings->network.pace_gbps > 0))) {
-        lossynet_log("loss-budget %g: expected a share below 1, and pace-gbps too, the rate of a "
-                     "rank's link",
-                     settings->network.loss_budget);
+        ln_log("loss-budget %g: expected a share below 1, and pace-gbps too, the rate of a "
+               "rank's link",
+               settings->network.loss_budget);
         return LOSSYNET_INVALID;
     }
     if (settings->network.dscp < 0 || settings->network.dscp > 63) {
-        lossynet_log("traffic class %d: expected a DSCP from 0 to 63", settings->network.dscp);
+        ln_log("traffic class %d: expected a DSCP from 0 to 63", settings->network.dscp);
         return LOSSYNET_INVALID;
     }
     if (settings->drift_samples < 0) {
-        lossynet_log("drift samples %d: expected 0 or more", settings->drift_samples);
+        ln_log("drift samples %d: expected 0 or more", settings->drift_samples);
         return LOSSYNET_INVALID;
     }
     if (settings->retransmission_rounds[0] < LOSSYNET_ROUNDS_MEASURED ||
         settings->retransmission_rounds[1] < LOSSYNET_ROUNDS_MEASURED) {
-        lossynet_log("retransmission rounds %d and %d: expected 0 or more, or -1",
-                     settings->retransmission_rounds[0], settings->retransmission_rounds[1]);
+        ln_log("retransmission rounds %d and %d: expected 0 or more, or -1",
+               settings->retransmission_rounds[0], settings->retransmission_rounds[1]);
         return LOSSYNET_INVALID;
     }
     if (!(settings->retransmission_budget >= 0 && settings->retransmission_budget < INFINITY)) {
-        lossynet_log(
-            "retransmission budget %g: expected a share of a phase's packets, or 0 for all",
-            settings->retransmission_budget);
+        ln_log("retransmission budget %g: expected a share of a phase's packets, or 0 for all",
+               settings->retransmission_budget);
         return LOSSYNET_INVALID;
     }
     const bool told = settings->return_masks || (settings->error_feedback && settings->residuals);
     if (settings->network.skip_late && (told || !(settings->network.deadline >= 0))) {
-        lossynet_log("deadline %g s: expected 0 or more, and no masks, or residuals that are kept "
-                     "apart, for which all ranks wait",
-                     settings->network.deadline);
+        ln_log("deadline %g s: expected 0 or more, and no masks, or residuals that are kept "
+               "apart, for which all ranks wait",
+               settings->network.deadline);
         return LOSSYNET_INVALID;
     }
     if (settings->error_feedback && settings->estimator != LOSSYNET_MEAN &&
         settings->estimator != LOSSYNET_ZERO) {
-        lossynet_log("carry: expected estimator mean or zero, got %s",
-                     lossynet_estimator_name(settings->estimator));
+        ln_log("carry: expected estimator mean or zero, got %s",
+               lossynet_estimator_name(settings->estimator));
         return LOSSYNET_INVALID;
     }
     if (settings->error_feedback && settings->memory && !settings->residuals) {
-        lossynet_log("error feedback: expected vectors in the host's memory, or residuals where "
-                     "the vectors are");
+        ln_log("error feedback: expected vectors in the host's memory, or residuals where "
+               "the vectors are");
         return LOSSYNET_INVALID;
     }
     if (settings->network.multicast && settings->retransmission_rounds[LOSSYNET_PARAMETER]) {
-        lossynet_log("multicast: expected no repair of parameters, which are sent again to single "
-                     "workers; repair N,0 is fine");
+        ln_log("multicast: expected no repair of parameters, which are sent again to single "
+               "workers; repair N,0 is fine");
         return LOSSYNET_INVALID;
     }
     if (settings->network.key_file && !settings->network.encrypt) {
-        lossynet_log("key-file %s: expected encrypt with it", settings->network.key_file);
+        ln_log("key-file %s: expected encrypt with it", settings->network.key_file);
         return LOSSYNET_INVALID;
     }
     return check_sizes(settings);
@@ -262,35 +258,35 @@ static lossynet_status check_all(const struct lossynet_world *world,
                                  const struct lossynet_settings *settings) {
     struct lossynet_loss_settings evenly = settings->loss;
     char why[256];
-    lossynet_status status = lossynet_settings_check(world, settings);
+    lossynet_status status = ln_settings_check(world, settings);
     if (status) return status;
     evenly.at = NULL;
-    status = lossynet_loss_check(&evenly, why, sizeof why);
+    status = ln_loss_check(&evenly, why, sizeof why);
     const bool uneven = !status;
-    if (uneven) status = lossynet_loss_check(&settings->loss, why, sizeof why);
-    if (status) lossynet_log("%s: %s", uneven ? "loss-at" : "loss-model", why);
+    if (uneven) status = ln_loss_check(&settings->loss, why, sizeof why);
+    if (status) ln_log("%s: %s", uneven ? "loss-at" : "loss-model", why);
     return status;
 }
 
 lossynet_status lossynet_check(const struct lossynet_world *world,
                                const struct lossynet_settings *settings) {
-    const struct lossynet_log_target log = {settings->log, settings->log_context};
-    const struct lossynet_log_target *before = lossynet_log_use(&log);
+    const struct ln_log_target log = {settings->log, settings->log_context};
+    const struct ln_log_target *before = ln_log_use(&log);
     lossynet_status status = check_all(world, settings);
-    lossynet_log_use(before);
+    ln_log_use(before);
     return status;
 }
 
 /* ---- loss, and traffic classes ---- */
 
-lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *settings, char *why,
-                                    size_t why_size) {
-    struct lossynet_loss loss;
-    lossynet_status status = lossynet_loss_open(&loss, settings, why, why_size);
-    lossynet_loss_close(&loss);
+lossynet_status ln_loss_check(const struct lossynet_loss_settings *settings, char *why,
+                              size_t why_size) {
+    struct ln_loss loss;
+    lossynet_status status = ln_loss_open(&loss, settings, why, why_size);
+    ln_loss_close(&loss);
     return status;
 }
 
 bool lossynet_traffic_class_parse(const char *name, int *dscp) {
-    return lossynet_dscp_parse(name, dscp);
+    return ln_dscp_parse(name, dscp);
 }

@@ -32,7 +32,7 @@
 #include "lossynet/loss/loss.h"
 
 /* loss_model.c's only need of the rest of lossynet */
-void *lossynet_memory_take(size_t count, size_t size) {
+void *ln_memory_take(size_t count, size_t size) {
     return calloc(count ? count : 1, size);
 }
 
@@ -225,15 +225,15 @@ static void read_tokens(void) {
 }
 
 static void read_trace(void) {
-    struct lossynet_loss loss;
+    struct ln_loss loss;
     char model[80], why[256];
     static uint8_t arrived[10000]; /* more than room is taken for at once */
     snprintf(model, sizeof model, "trace:%s", input.path);
     const struct lossynet_loss_settings settings = {.rate = {0.5, 0.5}, .model = model, .seed = 1};
-    if (lossynet_loss_open(&loss, &settings, why, sizeof why)) return;
+    if (ln_loss_open(&loss, &settings, why, sizeof why)) return;
     for (uint64_t step = 0; step < 3; step++)
-        lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, step, 0, 1, sizeof arrived, NULL, arrived);
-    lossynet_loss_close(&loss);
+        ln_loss_mask(&loss, LOSSYNET_GRADIENT, step, 0, 1, sizeof arrived, NULL, arrived);
+    ln_loss_close(&loss);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);

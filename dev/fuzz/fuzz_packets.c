@@ -79,7 +79,7 @@ static unsigned next_byte(void) {
 static void fix_checksum(uint8_t *bytes, size_t count) {
     if (count < WIRE_HEADER_BYTES) return;
     wire_put(bytes + WIRE_CHECKSUM_AT, 0, 4);
-    wire_put(bytes + WIRE_CHECKSUM_AT, lossynet_crc32c(0, bytes, count), 4);
+    wire_put(bytes + WIRE_CHECKSUM_AT, ln_crc32c(0, bytes, count), 4);
 }
 
 /* Sets, adds to, or flips bits of a field of the header, or a word of the payload. */
@@ -459,8 +459,8 @@ static void rank_main(int rank) {
     struct worker_view view = {
         .rank = rank, .gradient = take_vectors(), .parameter = take_vectors()};
     view.fresh = calloc(ELEMENTS, sizeof *view.fresh);
-    lossynet_status status = lossynet_comm_open(&world, &settings, simulation_link_open,
-                                                simulation_share, NULL, &view.comm);
+    lossynet_status status =
+        ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &view.comm);
     REQUIRE(status == LOSSYNET_OK);
     fill_places(view.comm);
     status = run.skips ? train_skipping(&view) : train(&view);
@@ -488,7 +488,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t bytes) {
     run.abrupt = input[0] & 128;
     run.local = input[0] & 4 ? 2 : 1;
     run.workers = RANKS * run.local;
-    run.encrypt = (input[0] & 0x30) == 0x30 && lossynet_secure_available();
+    run.encrypt = (input[0] & 0x30) == 0x30 && ln_secure_available();
     for (int s = 0; s < RANKS; s++)
         for (int r = 0; r < RANKS; r++) run.silent_since[s][r] = 1;
     const struct simulation_settings settings = {

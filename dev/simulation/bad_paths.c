@@ -97,7 +97,7 @@ static void forge_leave(int sender, int receiver, const uint8_t *bytes) {
     memcpy(forged, bytes, sizeof forged);
     forged[3] = (uint8_t)WIRE_LEAVE;
     wire_put(forged + WIRE_CHECKSUM_AT, 0, 4);
-    wire_put(forged + WIRE_CHECKSUM_AT, lossynet_crc32c(0, forged, sizeof forged), 4);
+    wire_put(forged + WIRE_CHECKSUM_AT, ln_crc32c(0, forged, sizeof forged), 4);
     simulation_deliver(receiver, sender, forged, sizeof forged, 0);
 }
 
@@ -155,8 +155,8 @@ static void disturb(int rank) {
  * same place, between two steps. */
 static void jump(struct lossynet_comm *comm, uint64_t step) {
     if (run.what != WRAP || step % 50 != 49 || step > 200) return;
-    lossynet_transport_jump(comm->transport, UINT32_MAX / 4 - 100);
-    lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+    ln_transport_jump(comm->transport, UINT32_MAX / 4 - 100);
+    ln_exchange_receive(comm, LOSSYNET_GRADIENT, false);
 }
 
 static lossynet_status make_step(struct lossynet_comm *comm, uint64_t step, float *vector,
@@ -203,7 +203,7 @@ static void rank_main(int rank) {
     float *vector = calloc(ELEMENTS, sizeof *vector);
     uint8_t *all = calloc(RANKS, MESSAGE);
     lossynet_status status =
-        lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm);
+        ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm);
     simulation_require(!status, "opening");
     if (run.begun == 0) run.begun = simulation_now();
     bool ends = false; /* all ranks end after the same step */

@@ -272,9 +272,9 @@ static void rank_main(int rank) {
                      .squares = take((size_t)run.ranks, sizeof(double)),
                      .meeting = take((size_t)run.ranks, sizeof(double)),
                      .stops = simulation_now() + STOPS_EVERY * uniform(0, 0)};
-    simulation_require(!lossynet_comm_open(&world, &settings, simulation_link_open,
-                                           simulation_share, NULL, &r.comm),
-                       "opening");
+    simulation_require(
+        !ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &r.comm),
+        "opening");
     r.ended = simulation_now();
     while (r.at < (uint64_t)run.steps) {
         make_step(&r);

@@ -63,7 +63,7 @@ static void rank_main(int rank) {
     float *vector = calloc(run.elements, sizeof *vector);
     double mine = 1, all[MOST_RANKS];
     simulation_require(
-        !lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
+        !ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
         "opening");
     for (uint64_t step = 0; step < STEPS; step++) {
         const double start = simulation_now();

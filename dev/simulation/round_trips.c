@@ -101,7 +101,7 @@ static void rank_main(int rank) {
     struct lossynet_comm *comm;
     float *vector = calloc(BUCKETS * ELEMENTS, sizeof *vector);
     simulation_require(
-        !lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
+        !ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
         "opening");
     for (uint64_t s = 0; s < WARM; s++) step(comm, &vector, s);
     uint64_t before = run.control;

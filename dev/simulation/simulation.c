@@ -52,7 +52,7 @@ struct flight { /* a datagram on its way */
 };
 
 struct simulated_link {
-    struct lossynet_link link;
+    struct ln_link link;
     int rank;
     bool woken;
     struct flight *flights; /* a heap; the datagram that arrives first is at its top */
@@ -507,8 +507,8 @@ void simulation_deliver(int receiver, int peer, const uint8_t *bytes, size_t cou
         set_wake(link->waits, flight.due); /* the fiber wakes when the datagram arrives */
 }
 
-static lossynet_status link_send(struct lossynet_link *base, int peer,
-                                 const struct lossynet_datagram *batch, int count) {
+static lossynet_status link_send(struct ln_link *base, int peer, const struct ln_datagram *batch,
+                                 int count) {
     struct simulated_link *link = (struct simulated_link *)base;
     if (count < 1 || count > LOSSYNET_BATCH) give_up("send: a batch that must not be");
     for (int i = 0; i < count; i++) {
@@ -536,7 +536,7 @@ static void forget_shown(struct simulated_link *link) {
     }
 }
 
-static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arrivals) {
+static int link_receive(struct ln_link *base, struct ln_arrival *arrivals) {
     struct simulated_link *link = (struct simulated_link *)base;
     int n = 0, waiting;
     forget_shown(link);
@@ -553,13 +553,13 @@ static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arr
         }
         /* Shrinks it to its size, so that the address sanitizer notices reads behind its end. */
         link->shown[n] = realloc(f.bytes, f.count ? f.count : 1);
-        arrivals[n] = (struct lossynet_arrival){link->shown[n], f.count, f.peer};
+        arrivals[n] = (struct ln_arrival){link->shown[n], f.count, f.peer};
         n++;
     }
     return n;
 }
 
-static void link_wait(struct lossynet_link *base, double seconds) {
+static void link_wait(struct ln_link *base, double seconds) {
     struct simulated_link *link = (struct simulated_link *)base;
     double until = sim.now + seconds;
     if (link->flying > 0) until = fmin(until, link->flights[0].due);
@@ -569,16 +569,16 @@ static void link_wait(struct lossynet_link *base, double seconds) {
     link->woken = false;
 }
 
-static void link_wake(struct lossynet_link *base) {
+static void link_wake(struct ln_link *base) {
     ((struct simulated_link *)base)->woken = true;
     wake_for(base);
 }
 
-static uint64_t link_overruns(struct lossynet_link *base) {
+static uint64_t link_overruns(struct ln_link *base) {
     return ((struct simulated_link *)base)->overruns;
 }
 
-static void link_close(struct lossynet_link *base) {
+static void link_close(struct ln_link *base) {
     struct simulated_link *link = (struct simulated_link *)base;
     forget_shown(link);
     for (int i = 0; i < link->flying; i++) free(link->flights[i].bytes);
@@ -587,13 +587,13 @@ static void link_close(struct lossynet_link *base) {
     free(link);
 }
 
-lossynet_status simulation_link_open(const struct lossynet_link_settings *settings,
-                                     struct lossynet_link **out) {
+lossynet_status simulation_link_open(const struct ln_link_settings *settings,
+                                     struct ln_link **out) {
     struct simulated_link *link = calloc(1, sizeof *link);
     uint8_t *nothing = take((size_t)settings->world.ranks);
     link->rank = settings->world.rank;
     link->waits = -1;
-    link->link = (struct lossynet_link){
+    link->link = (struct ln_link){
         .name = "simulated",
         .features.multicast = sim.settings.multicast && settings->multicast,
         .features.payload_most =

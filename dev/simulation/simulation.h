@@ -80,7 +80,6 @@ void simulation_require(bool done, const char *what);
 
 lossynet_status simulation_share(void *context, const struct lossynet_world *world, void *all,
                                  size_t bytes);
-lossynet_status simulation_link_open(const struct lossynet_link_settings *settings,
-                                     struct lossynet_link **out);
+lossynet_status simulation_link_open(const struct ln_link_settings *settings, struct ln_link **out);
 
 #endif

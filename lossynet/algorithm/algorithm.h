@@ -40,13 +40,13 @@
 
 /* ---- arrivals (arrivals.c) ---- */
 
-struct lossynet_total { /* packets since open */
+struct ln_total { /* packets since open */
     uint64_t expected, arrived;
 };
 
 /* Acknowledgements: one bit per packet, packed for the message to each rank. `own` are links whose
  * packets this rank's workers own, `other` the other links. */
-struct lossynet_acks {
+struct ln_acks {
     size_t *own_offset, *other_offset; /* [R + 1], bytes: where each rank's bits begin */
     uint8_t *own_bits, *other_bits;
     uint8_t *own_asks, *other_asks; /* the same in rounds of retransmission */
@@ -64,8 +64,8 @@ struct lossynet_acks {
  * of a link are contiguous, in order of (bucket, packet). They belong to the shard's owner, who is
  * the receiver in phase GRADIENT and the sender in phase PARAMETER. So arrays have two shapes:
  * [V][N][packets of v] for links whose packets the local worker v owns, and [V][K] for the others.
- * lossynet_rx and lossynet_tx find a link. */
-struct lossynet_arrivals {
+ * ln_rx and ln_tx find a link. */
+struct ln_arrivals {
     uint8_t *arrived[2]; /* by (receiver, sender): 1 = arrived; always 1 for a worker's own */
     uint8_t
         *survives[2];  /* by (sender, receiver): 1 = injected loss lets it leave; several ranks */
@@ -77,118 +77,116 @@ struct lossynet_arrivals {
     uint64_t *chain;   /* [2][V][N], for loss models "burst" and "outage"; NULL for others */
     uint8_t *scratch;  /* [threads][largest_owner_packets] */
     FILE *trace;       /* records what arrives; NULL: no record */
-    struct lossynet_total *total; /* [V][N], by (receiver, sender), both phases */
+    struct ln_total *total; /* [V][N], by (receiver, sender), both phases */
 
-    struct lossynet_acks acks;
+    struct ln_acks acks;
 };
 
 /* Failures are only noted in pool.out_of_memory. gradient, parameter: senders are told what arrived
  * in this phase. */
-void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter);
-/* For lossynet_arrivals_gather with parts of up to `room` bytes. */
-void lossynet_arrivals_open_later(struct lossynet_comm *comm, size_t room);
-void lossynet_arrivals_close(struct lossynet_comm *comm);
+void ln_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter);
+/* For ln_arrivals_gather with parts of up to `room` bytes. */
+void ln_arrivals_open_later(struct lossynet_comm *comm, size_t room);
+void ln_arrivals_close(struct lossynet_comm *comm);
 /* Before a phase opens: notes that only workers' own packets have arrived. */
-void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
+void ln_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
 /* Tells the senders what has arrived in this phase so far. In a round of retransmission it tells
  * them which packets are not asked for again. Collective. */
-lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
+lossynet_status ln_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
 /* The same for a GRADIENT phase in two parts. write: notes what has arrived. gather: gathers parts of
- * `part` bytes in place, as lossynet_transport_gather does, and the same messages bring what was
+ * `part` bytes in place, as ln_transport_gather does, and the same messages bring what was
  * noted to the senders (acks.due). Collective. */
-void lossynet_arrivals_write(struct lossynet_comm *comm);
-lossynet_status lossynet_arrivals_gather(struct lossynet_comm *comm, void *all, size_t part);
+void ln_arrivals_write(struct lossynet_comm *comm);
+lossynet_status ln_arrivals_gather(struct lossynet_comm *comm, void *all, size_t part);
 /* Tells the senders now, if that is due. Collective. */
-lossynet_status lossynet_arrivals_settle(struct lossynet_comm *comm);
+lossynet_status ln_arrivals_settle(struct lossynet_comm *comm);
 /* This rank's acknowledgement of a GRADIENT phase to another rank. make: of the phase that is open;
  * otherwise the one that was made last. Valid until the next one is made. */
-const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bool make,
-                                        size_t *bytes);
+const uint8_t *ln_arrivals_answer(struct lossynet_comm *comm, int rank, bool make, size_t *bytes);
 /* Counts the packets that local worker v expected from others in a phase that has ended, and those
  * that arrived. Also adds them to `total`, so call it once for each phase. */
-void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
-                             uint64_t *expected, uint64_t *arrived);
+void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                       uint64_t *expected, uint64_t *arrived);
 /* Sets mask[k], k < n: whether injected loss lets packet k through in this step, see
- * lossynet_loss_mask. lossless: all pass. In a round of retransmission only packets that are asked
+ * ln_loss_mask. lossless: all pass. In a round of retransmission only packets that are asked
  * for again can pass. */
-void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
-                       int receiver, size_t n, bool lossless, uint8_t *mask);
+void ln_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender, int receiver,
+                 size_t n, bool lossless, uint8_t *mask);
 /* If a trace is written, writes what arrived in a phase that has just ended. */
-lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase,
-                                        uint64_t step);
+lossynet_status ln_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase, uint64_t step);
 /* This thread's scratch memory. */
-uint8_t *lossynet_scratch(const struct lossynet_comm *comm);
+uint8_t *ln_scratch(const struct lossynet_comm *comm);
 
 /* ---- averaging (gradient.c) ---- */
 
-struct lossynet_history { /* packet counts; older steps count exponentially less */
+struct ln_history { /* packet counts; older steps count exponentially less */
     double expected, arrived;
 };
 
-union lossynet_senders { /* by vector_dtype */
+union ln_senders { /* by vector_dtype */
     const float **float32;
     const uint16_t **bf16;
 };
 
-struct lossynet_averaging {
+struct ln_averaging {
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
     lossynet_weighted_sum_bf16 weighted_sum_bf16;
-    bool whole;                       /* settings.weighted_sum_whole */
-    int done;                         /* buckets of this phase that are averaged already */
-    float *weights;                   /* [threads][largest_shard_packets * groups] */
-    union lossynet_senders senders;   /* [threads][groups] */
-    struct lossynet_history *history; /* [V] */
-    double *inflation;                /* [V]: 1/(1-p) for `ht`, this step */
+    bool whole;                 /* settings.weighted_sum_whole */
+    int done;                   /* buckets of this phase that are averaged already */
+    float *weights;             /* [threads][largest_shard_packets * groups] */
+    union ln_senders senders;   /* [threads][groups] */
+    struct ln_history *history; /* [V] */
+    double *inflation;          /* [V]: 1/(1-p) for `ht`, this step */
 };
 
-void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
-                                 int senders, size_t n, size_t packet);
-void lossynet_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender,
-                                      const float *weight, int senders, size_t n, size_t packet);
+void ln_weighted_sum_plain(float *out, const float *const *sender, const float *weight, int senders,
+                           size_t n, size_t packet);
+void ln_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender, const float *weight,
+                                int senders, size_t n, size_t packet);
 
 /* ---- rounding (rounding.c) ---- */
 
 /* How a worker's elements from `offset` of its vector on are rounded in the present step. */
-struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
-                                              lossynet_phase phase, int sender, size_t offset);
+struct ln_rounding ln_rounding_of(const struct lossynet_comm *comm, lossynet_phase phase,
+                                  int sender, size_t offset);
 /* For vectors that the host cannot access (settings.memory): to[j] = from[j], rounded, for j < n
  * where the packet arrived. to may be from. */
-void lossynet_round_there(const struct lossynet_comm *comm, const struct lossynet_rounding *r,
-                          float *to, const float *from, const uint8_t *arrived, size_t n);
+void ln_round_there(const struct lossynet_comm *comm, const struct ln_rounding *r, float *to,
+                    const float *from, const uint8_t *arrived, size_t n);
 /* Rounds, in local workers' vectors, the elements that other workers of this rank own; or with
  * `remote` those that workers of other ranks own. */
-void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
-                           float *const *vectors, bool remote);
+void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
+                     bool remote);
 
 /* Call it before vectors are read or written: logs an error if vectors are bfloat16 and the program
  * has not called lossynet_shards. */
-lossynet_status lossynet_shards_check(const struct lossynet_comm *comm);
+lossynet_status ln_shards_check(const struct lossynet_comm *comm);
 
 /* ---- exchange between ranks (exchange.c) ---- */
 
-struct lossynet_cursor { /* the next packet to send, for (phase, rank, local worker) */
-    int bucket;          /* in the phase's order */
-    int receiver;        /* index of a worker in that rank */
+struct ln_cursor { /* the next packet to send, for (phase, rank, local worker) */
+    int bucket;    /* in the phase's order */
+    int receiver;  /* index of a worker in that rank */
     size_t packet;
 };
 
-struct lossynet_source { /* where the packets of a phase that we send come from */
+struct ln_source { /* where the packets of a phase that we send come from */
     float *const *vectors;
-    const float *const *ahead;      /* PARAMETER: lead.ahead of this broadcast */
-    int *ready;                     /* [V]: buckets that may leave, in the phase's order; atomic */
-    struct lossynet_cursor *cursor; /* [R][V] */
-    int *next;                      /* [R]: local worker that sends next */
+    const float *const *ahead; /* PARAMETER: lead.ahead of this broadcast */
+    int *ready;                /* [V]: buckets that may leave, in the phase's order; atomic */
+    struct ln_cursor *cursor;  /* [R][V] */
+    int *next;                 /* [R]: local worker that sends next */
 };
 
-struct lossynet_elsewhere { /* a local worker's gradients in a device's memory */
-    const float *vector;    /* the vector that phases are given; NULL: not in a device's memory */
-    const float *there;     /* the same gradients in the device's memory */
+struct ln_elsewhere {    /* a local worker's gradients in a device's memory */
+    const float *vector; /* the vector that phases are given; NULL: not in a device's memory */
+    const float *there;  /* the same gradients in the device's memory */
 };
 
-struct lossynet_exchange {
-    struct lossynet_source source[2];     /* by phase */
-    struct lossynet_elsewhere *elsewhere; /* [V] */
+struct ln_exchange {
+    struct ln_source source[2];     /* by phase */
+    struct ln_elsewhere *elsewhere; /* [V] */
     uint8_t *rounded; /* [LOSSYNET_BATCH][packet_bytes]: rounded payloads; NULL: none are rounded */
     /* For each packet that a local worker owns: its parameters in blocks, packed once for all
      * receivers, and whether this is done. NULL: they are packed for each receiver. */
@@ -205,31 +203,30 @@ struct lossynet_exchange {
 };
 
 /* Failures are only noted in pool.out_of_memory. allocate: for the inbox; NULL: the library's. */
-void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
-                            void *(*allocate)(size_t bytes), void (*release)(void *memory));
-void lossynet_exchange_close(struct lossynet_comm *comm);
+void ln_exchange_open(struct lossynet_comm *comm, bool multicast, void *(*allocate)(size_t bytes),
+                      void (*release)(void *memory));
+void ln_exchange_close(struct lossynet_comm *comm);
 /* Open the next phase for receiving, and for sending. Nothing leaves before a `ready` call. */
-void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless);
-void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
-                            bool lossless);
+void ln_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless);
+void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
+                      bool lossless);
 /* The first `buckets` buckets of local worker v (0 ... V-1) may leave; or all buckets of all local
  * workers. */
-void lossynet_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets);
-void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase);
+void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets);
+void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase);
 
 /* ---- retransmission (retransmit.c) ---- */
 
-struct lossynet_rounds_sums { /* by phase; packets sent for the first time, see rounds.c */
+struct ln_rounds_sums { /* by phase; packets sent for the first time, see rounds.c */
     double sent[2], lost[2];
     uint32_t rounds[2]; /* chosen for the present step */
 };
 
-struct lossynet_retransmission {
+struct ln_retransmission {
     int rounds[2];    /* by phase; where they are measured, the most that there can be */
     bool measured[2]; /* by phase: sums.rounds counts (rounds.c) */
-    struct lossynet_rounds_sums sums;
-    struct lossynet_total
-        *first[2]; /* [V]: the last phase, before its rounds; NULL: not measured */
+    struct ln_rounds_sums sums;
+    struct ln_total *first[2]; /* [V]: the last phase, before its rounds; NULL: not measured */
     double budget; /* share of a phase's packets that a worker may ask for again; 0: no limit */
     size_t *asked; /* [V]: packets that this worker has asked for in this phase */
     uint8_t *asks; /* as arrivals.arrived: 1 = the receiver asks for it; NULL: no retransmission */
@@ -237,28 +234,28 @@ struct lossynet_retransmission {
 };
 
 /* Failures are only noted in pool.out_of_memory. */
-void lossynet_retransmission_open(struct lossynet_comm *comm);
-void lossynet_retransmission_close(struct lossynet_comm *comm);
+void ln_retransmission_open(struct lossynet_comm *comm);
+void ln_retransmission_close(struct lossynet_comm *comm);
 /* How many rounds the present phase has. A replay has none: its record says what had arrived after
  * them. */
-int lossynet_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase);
+int ln_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase);
 /* Begins round steps.round: workers ask for packets, and senders count what they will send.
  * Collective. */
-lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase);
+lossynet_status ln_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase);
 
 /* ---- the number of rounds (rounds.c) ---- */
 
 /* What settings.retransmission_rounds means: a number, or LOSSYNET_ROUNDS_MEASURED. */
-int lossynet_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase);
-/* Failures are only noted in pool.out_of_memory. Call it before lossynet_retransmission_open. */
-void lossynet_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings);
+int ln_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase);
+/* Failures are only noted in pool.out_of_memory. Call it before ln_retransmission_open. */
+void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings);
 /* Counts what has arrived of a phase, before its first round. */
-void lossynet_rounds_count(struct lossynet_comm *comm, lossynet_phase phase);
+void ln_rounds_count(struct lossynet_comm *comm, lossynet_phase phase);
 /* Adds a step's counts to the sums. */
-struct lossynet_ages;
-void lossynet_rounds_add(struct lossynet_comm *comm, const struct lossynet_ages *ages);
+struct ln_ages;
+void ln_rounds_add(struct lossynet_comm *comm, const struct ln_ages *ages);
 /* Chooses the rounds of the broadcast that begins, and of the next GRADIENT phase. */
-void lossynet_rounds_choose(struct lossynet_comm *comm);
+void ln_rounds_choose(struct lossynet_comm *comm);
 
 /* ---- error feedback (error_feedback.c) ---- */
 
@@ -267,7 +264,7 @@ struct lossynet_lateness { /* of the gradients in averages, summed over packets 
     double others;         /* share that was computed by other workers than the owner */
 };
 
-struct lossynet_unconfirmed { /* unconfirmed.c; links [V][N], packets as lossynet_tx finds them */
+struct ln_unconfirmed { /* unconfirmed.c; links [V][N], packets as ln_tx finds them */
     bool on;
     uint32_t *sent;             /* by (sender, owner): step + 1 of what `apart` holds; 0: nothing */
     uint8_t *told;              /* by (sender, owner): an acknowledgement came in this step ... */
@@ -277,8 +274,8 @@ struct lossynet_unconfirmed { /* unconfirmed.c; links [V][N], packets as lossyne
     float *apart;               /* [V][elements] */
 };
 
-struct lossynet_feedback {
-    struct lossynet_unconfirmed unconfirmed;
+struct ln_feedback {
+    struct ln_unconfirmed unconfirmed;
     float share;
     float *mass;     /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL:
                     no error feedback */
@@ -291,107 +288,106 @@ struct lossynet_feedback {
 };
 
 /* Failures are only noted in pool.out_of_memory. apart may be NULL. */
-void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart);
+void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart);
 
 /* ---- error feedback without waiting (unconfirmed.c) ----
  * v: a local worker, 0 ... V-1. packet: index in `held`. */
 
 /* Failures are only noted in pool.out_of_memory. */
-void lossynet_unconfirmed_open(struct lossynet_comm *comm);
-void lossynet_unconfirmed_close(struct lossynet_comm *comm);
+void ln_unconfirmed_open(struct lossynet_comm *comm);
+void ln_unconfirmed_close(struct lossynet_comm *comm);
 /* How many gradients v's packet holds in this step. */
-int lossynet_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet);
+int ln_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet);
 /* Clears mask[k], k < n, for packets that must not leave for the owner, and for empty ones. */
-void lossynet_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
-                               uint8_t *mask);
-/* The mass of a packet with so many gradients, as lossynet_feedback_mass holds it. */
-float lossynet_unconfirmed_mass(const struct lossynet_comm *comm, int gradients);
+void ln_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
+                         uint8_t *mask);
+/* The mass of a packet with so many gradients, as ln_feedback_mass holds it. */
+float ln_unconfirmed_mass(const struct lossynet_comm *comm, int gradients);
 /* Whether local owner v gives a sender a new acknowledgement, instead of repeating the last one.
  * *tag: the tag of the acknowledgement. */
-bool lossynet_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender,
-                                 const uint8_t *arrived, size_t n, uint32_t *tag);
+bool ln_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender, const uint8_t *arrived,
+                           size_t n, uint32_t *tag);
 /* Whether nothing may leave on this link, because the acknowledgement of a step has not come. */
-bool lossynet_unconfirmed_waits(const struct lossynet_comm *comm, int v, int owner);
+bool ln_unconfirmed_waits(const struct lossynet_comm *comm, int v, int owner);
 /* Notes whether an owner's acknowledgement came to sender v in this step, and its tag. */
-void lossynet_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told,
-                               uint32_t tag);
-/* Updates the residuals after a phase, for lossynet_feedback_keep. */
-void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors);
+void ln_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told, uint32_t tag);
+/* Updates the residuals after a phase, for ln_feedback_keep. */
+void ln_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors);
 /* Call it after the residual of v was loaded. */
-void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v);
+void ln_unconfirmed_load(struct lossynet_comm *comm, int v);
 
-void lossynet_feedback_close(struct lossynet_comm *comm);
+void ln_feedback_close(struct lossynet_comm *comm);
 /* Adds the residual of local worker v (0 ... V-1) to its vector, up to `bucket`, before these
  * buckets leave; or of all local workers in all buckets. A bucket gets it once in a phase. */
-void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket);
-void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
+void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket);
+void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
 /* After a GRADIENT phase: owners update the masses; then senders, after they were told what arrived,
  * the residuals. */
-void lossynet_feedback_count(struct lossynet_comm *comm);
-void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
+void ln_feedback_count(struct lossynet_comm *comm);
+void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
 /* Updates the residual of a packet that certainly arrived or did not. has_error: the residual holds
  * what rounding took away. */
-void lossynet_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
-                              size_t count);
+void ln_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
+                        size_t count);
 /* The residual of local worker v, as bytes. */
-void lossynet_feedback_save(const struct lossynet_comm *comm, int v, void *out);
-void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in);
+void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out);
+void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in);
 
 /* ---- drift (drift.c) ---- */
 
 enum { LOSSYNET_RING = LOSSYNET_LAGS + 1 };
 
-struct lossynet_ages { /* one worker's; its own packets do not count */
+struct ln_ages { /* one worker's; its own packets do not count */
     uint64_t sum, packets;
-    uint64_t expected, arrived;     /* since open, phase PARAMETER */
-    struct lossynet_total first[2]; /* of this step, before rounds of retransmission (rounds.c) */
-    struct lossynet_lateness late;  /* of the gradients in its averages */
+    uint64_t expected, arrived;    /* since open, phase PARAMETER */
+    struct ln_total first[2];      /* of this step, before rounds of retransmission (rounds.c) */
+    struct lossynet_lateness late; /* of the gradients in its averages */
     uint32_t largest;
     uint32_t aged[LOSSYNET_RING + 1]; /* packets of age 0, 1, ...; the last: this age or more */
 };
 
-struct lossynet_drift_state {
+struct ln_drift_state {
     int samples;
-    uint64_t measured;              /* calls so far */
-    size_t *element;                /* [samples] */
-    int *owner;                     /* [samples] */
-    float *mine;                    /* [V][samples] */
-    float *values;                  /* [N][samples] */
-    float *fresh;                   /* [samples], of the last call */
-    float *model, *model_change;    /* [samples], fresh values and their last change, not rounded */
-    float *change;                  /* [RING][samples], the last changes of `fresh` */
-    uint8_t *scale;                 /* [V][samples], scales of the blocks of an owner's samples */
-    uint8_t *scales;                /* [N][samples]; both NULL: values are not rounded in blocks */
-    struct lossynet_ages *ages;     /* [V] */
-    struct lossynet_ages *all_ages; /* [N] */
-    double lead;                    /* of the broadcast that is measured */
+    uint64_t measured;           /* calls so far */
+    size_t *element;             /* [samples] */
+    int *owner;                  /* [samples] */
+    float *mine;                 /* [V][samples] */
+    float *values;               /* [N][samples] */
+    float *fresh;                /* [samples], of the last call */
+    float *model, *model_change; /* [samples], fresh values and their last change, not rounded */
+    float *change;               /* [RING][samples], the last changes of `fresh` */
+    uint8_t *scale;              /* [V][samples], scales of the blocks of an owner's samples */
+    uint8_t *scales;             /* [N][samples]; both NULL: values are not rounded in blocks */
+    struct ln_ages *ages;        /* [V] */
+    struct ln_ages *all_ages;    /* [N] */
+    double lead;                 /* of the broadcast that is measured */
 };
 
 /* Failures are only noted in pool.out_of_memory. */
-void lossynet_drift_open(struct lossynet_comm *comm, int samples);
-void lossynet_drift_close(struct lossynet_comm *comm);
+void ln_drift_open(struct lossynet_comm *comm, int samples);
+void ln_drift_close(struct lossynet_comm *comm);
 /* lossynet_drift_measure in two parts: begin puts the gathers aside; end computes, after they were
  * made. */
-lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors);
-void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
+lossynet_status ln_drift_begin(struct lossynet_comm *comm, float *const *vectors);
+void ln_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
 /* ---- late ranks (step.c) ---- */
 
 /* without[w], w < N: worker w had no gradient in the GRADIENT phase that has just ended. */
-void lossynet_without_gradient(const struct lossynet_comm *comm, bool *without);
+void ln_without_gradient(const struct lossynet_comm *comm, bool *without);
 /* Whether a worker has a gradient in this step. A local worker has none if its rank is idle. In a
  * replay the record says it for every worker. */
-bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker);
+bool ln_has_gradient(const struct lossynet_comm *comm, int worker);
 /* Clears mask[k], k < n, for packets that local worker v does not send to `owner` in this step. The
  * owner may be v itself. */
-void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask);
+void ln_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask);
 /* Notes whether this rank is late. Called when lossynet_reduce begins. */
-void lossynet_late_note(struct lossynet_comm *comm);
+void ln_late_note(struct lossynet_comm *comm);
 
 /* ---- the lead (lead.c) ---- */
 
 /* Sums over steps. Older steps count less. */
-struct lossynet_lead_sums {
+struct ln_lead_sums {
     double packets, age;              /* packets of others' shards, over all workers; their ages */
     double aged[LOSSYNET_RING + 1];   /* these packets by age 0, 1, ...; the last: or more */
     struct lossynet_lateness late;    /* of gradients, with error feedback */
@@ -402,25 +398,24 @@ struct lossynet_lead {
     bool wanted;               /* the program will call lossynet_lead */
     const float *const *ahead; /* [V]: what the next broadcast sends; NULL: the owners' values */
     double used;               /* the lead of `ahead`, in steps */
-    struct lossynet_lead_sums sums;
+    struct ln_lead_sums sums;
 };
 
 /* Adds a step's ages and covariances to the sums. covariance NULL: not measured. */
-void lossynet_lead_add(struct lossynet_comm *comm, const struct lossynet_ages *ages,
-                       const double *covariance);
+void ln_lead_add(struct lossynet_comm *comm, const struct ln_ages *ages, const double *covariance);
 
 /* ---- counters (stats.c) ---- */
 
 enum { LOSSYNET_ASIDE_MOST = 8 };    /* most gathers that may wait for the next exchange */
 enum { LOSSYNET_ASIDE_BYTES = 256 }; /* for one worker, beside counters, ages and drift sample */
 
-struct lossynet_aside_item {
+struct ln_aside_item {
     void *all;
     size_t bytes; /* one rank's part */
 };
 
-struct lossynet_aside { /* gathers that the next exchange carries */
-    struct lossynet_aside_item item[LOSSYNET_ASIDE_MOST];
+struct ln_aside { /* gathers that the next exchange carries */
+    struct ln_aside_item item[LOSSYNET_ASIDE_MOST];
     int count;
     size_t bytes;   /* one rank's part of all items */
     size_t room;    /* bytes that one worker may use */
@@ -429,23 +424,23 @@ struct lossynet_aside { /* gathers that the next exchange carries */
     uint8_t *came;  /* [R]: whose part came in the last pulse */
 };
 
-struct lossynet_stats {
+struct ln_stats {
     struct lossynet_counters *counters[2]; /* [V], of the present step and the one before: packets
                                               that the worker expected and got, bytes it sent */
-    struct lossynet_total *totals;         /* [V], PARAMETER phase */
+    struct ln_total *totals;               /* [V], PARAMETER phase */
     struct lossynet_counters *gathered;    /* [N] */
-    struct lossynet_aside aside;
+    struct ln_aside aside;
     size_t *gather_offset;              /* [R + 1] */
     uint64_t reported[LOSSYNET_EVENTS]; /* network events that were already reported */
 };
 
-/* Failures are only noted in pool.out_of_memory. Call it after lossynet_drift_open. */
-void lossynet_aside_open(struct lossynet_comm *comm);
-void lossynet_aside_close(struct lossynet_comm *comm);
+/* Failures are only noted in pool.out_of_memory. Call it after ln_drift_open. */
+void ln_aside_open(struct lossynet_comm *comm);
+void ln_aside_close(struct lossynet_comm *comm);
 
 /* ---- all of it ---- */
 
-struct lossynet_steps {
+struct ln_steps {
     uint64_t step, broadcast_step; /* the present step; the step of the last broadcast */
     int current, of_broadcast;     /* 0 or 1: which of stats.counters belongs to each of them */
     int round; /* round of retransmission; 0: packets are sent for the first time */
@@ -459,16 +454,16 @@ struct lossynet_steps {
     uint64_t next;  /* the step after the present one */
 };
 
-struct lossynet_workers {
+struct ln_workers {
     int count; /* N */
     int local; /* V */
     int first; /* this rank hosts workers first ... first + local - 1 */
 };
 
-struct lossynet_resources {
+struct ln_resources {
     int threads;
-    struct lossynet_log_target log;
-    struct lossynet_pool pool;     /* the comm's memory on the host */
+    struct ln_log_target log;
+    struct ln_pool pool;           /* the comm's memory on the host */
     struct lossynet_memory memory; /* functions for the vectors' memory; all NULL: the host's */
     bool bf16;                     /* vectors hold bfloat16 */
     struct lossynet_shard *shard;  /* [V * buckets], as the caller gave them; NULL: in vectors */
@@ -476,133 +471,130 @@ struct lossynet_resources {
 
 struct lossynet_comm {
     struct lossynet_world world;
-    struct lossynet_workers workers;
-    struct lossynet_resources resources;
-    struct lossynet_partition partition;
-    struct lossynet_loss loss;
-    struct lossynet_steps steps;
-    struct lossynet_arrivals arrivals;
-    struct lossynet_averaging averaging;
-    struct lossynet_feedback feedback;
-    struct lossynet_retransmission retransmission;
-    struct lossynet_transport *transport; /* NULL: there is only one rank */
-    struct lossynet_exchange exchange;
-    struct lossynet_stats stats;
-    struct lossynet_drift_state drift;
+    struct ln_workers workers;
+    struct ln_resources resources;
+    struct ln_partition partition;
+    struct ln_loss loss;
+    struct ln_steps steps;
+    struct ln_arrivals arrivals;
+    struct ln_averaging averaging;
+    struct ln_feedback feedback;
+    struct ln_retransmission retransmission;
+    struct ln_transport *transport; /* NULL: there is only one rank */
+    struct ln_exchange exchange;
+    struct ln_stats stats;
+    struct ln_drift_state drift;
     struct lossynet_lead lead;
 };
 
 #define COMM_TAKE(comm, pointer, count) POOL_TAKE(&(comm)->resources.pool, pointer, count)
 
-static inline bool lossynet_is_local(const struct lossynet_comm *comm, int worker) {
+static inline bool ln_is_local(const struct lossynet_comm *comm, int worker) {
     return worker >= comm->workers.first && worker < comm->workers.first + comm->workers.local;
 }
 
-/* Where arrays of struct lossynet_arrivals hold the link between local worker v and another one.
+/* Where arrays of struct ln_arrivals hold the link between local worker v and another one.
  * own: the link whose packets v owns; otherwise the other one owns them. *n: the number of packets,
  * 0 if the two exchange none. */
-static inline size_t lossynet_link_start(const struct lossynet_comm *comm, bool own, int v,
-                                         int other, size_t *n) {
+static inline size_t ln_link_start(const struct lossynet_comm *comm, bool own, int v, int other,
+                                   size_t *n) {
     const int worker = comm->workers.first + v;
-    const size_t packets = lossynet_partition_owner_packets(&comm->partition, own ? worker : other);
-    const bool travels = own ? lossynet_is_partner(&comm->partition, other, worker)
-                             : lossynet_is_partner(&comm->partition, worker, other);
+    const size_t packets = ln_partition_owner_packets(&comm->partition, own ? worker : other);
+    const bool travels = own ? ln_is_partner(&comm->partition, other, worker)
+                             : ln_is_partner(&comm->partition, worker, other);
     *n = travels ? packets : 0;
     return own ? comm->arrivals.own_start[v] + (size_t)other * packets
                : (size_t)v * comm->partition.packets + comm->partition.owner_start[other];
 }
 
 /* Whether packets travel from one worker to another in a phase. */
-static inline bool lossynet_is_link(const struct lossynet_comm *comm, lossynet_phase phase,
-                                    int sender, int receiver) {
-    return phase == LOSSYNET_GRADIENT ? lossynet_is_partner(&comm->partition, sender, receiver)
-                                      : lossynet_is_partner(&comm->partition, receiver, sender);
+static inline bool ln_is_link(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                              int receiver) {
+    return phase == LOSSYNET_GRADIENT ? ln_is_partner(&comm->partition, sender, receiver)
+                                      : ln_is_partner(&comm->partition, receiver, sender);
 }
 
-/* lossynet_link_start by direction: from `sender` to local worker v, and from v to `receiver`. */
-static inline size_t lossynet_rx(const struct lossynet_comm *comm, lossynet_phase phase, int v,
-                                 int sender, size_t *n) {
-    return lossynet_link_start(comm, phase == LOSSYNET_GRADIENT, v, sender, n);
+/* ln_link_start by direction: from `sender` to local worker v, and from v to `receiver`. */
+static inline size_t ln_rx(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                           int sender, size_t *n) {
+    return ln_link_start(comm, phase == LOSSYNET_GRADIENT, v, sender, n);
 }
 
-static inline size_t lossynet_tx(const struct lossynet_comm *comm, lossynet_phase phase, int v,
-                                 int receiver, size_t *n) {
-    return lossynet_link_start(comm, phase == LOSSYNET_PARAMETER, v, receiver, n);
+static inline size_t ln_tx(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                           int receiver, size_t *n) {
+    return ln_link_start(comm, phase == LOSSYNET_PARAMETER, v, receiver, n);
 }
 
 /* Which of a sender's packets have arrived at local worker v. */
-static inline uint8_t *lossynet_arrived(const struct lossynet_comm *comm, lossynet_phase phase,
-                                        int v, int sender, size_t *n) {
-    return comm->arrivals.arrived[phase] + lossynet_rx(comm, phase, v, sender, n);
+static inline uint8_t *ln_arrived(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                                  int sender, size_t *n) {
+    return comm->arrivals.arrived[phase] + ln_rx(comm, phase, v, sender, n);
 }
 
 /* Packets in all links whose packets a local worker owns, or in all other links: the length of the
- * arrays in struct lossynet_arrivals. */
-static inline size_t lossynet_links(const struct lossynet_comm *comm, bool own) {
+ * arrays in struct ln_arrivals. */
+static inline size_t ln_links(const struct lossynet_comm *comm, bool own) {
     size_t packets = 0;
     for (int v = 0; v < comm->workers.local; v++)
-        packets += lossynet_partition_owner_packets(&comm->partition, comm->workers.first + v);
+        packets += ln_partition_owner_packets(&comm->partition, comm->workers.first + v);
     return own ? packets * (size_t)comm->workers.count
                : (size_t)comm->workers.local * comm->partition.packets;
 }
 
 /* The masses of the residuals of packets for local owner v; NULL without error feedback. */
-static inline float *lossynet_feedback_mass(const struct lossynet_comm *comm, int v) {
+static inline float *ln_feedback_mass(const struct lossynet_comm *comm, int v) {
     return comm->feedback.mass ? comm->feedback.mass + comm->arrivals.own_start[v] : NULL;
 }
 
 /* Where rounding stores what it takes away from local worker v's gradient; NULL if it stores
  * nothing. */
-static inline float *lossynet_feedback_error(const struct lossynet_comm *comm, int v) {
-    return comm->feedback.residual && lossynet_has_blocks(&comm->partition)
+static inline float *ln_feedback_error(const struct lossynet_comm *comm, int v) {
+    return comm->feedback.residual && ln_has_blocks(&comm->partition)
                ? comm->feedback.residual + (size_t)v * comm->partition.elements
                : NULL;
 }
 
 /* How many groups have a worker in this rank, beginning with group *first; and how many have
  * none. */
-static inline int lossynet_local_groups(const struct lossynet_comm *comm, int *first) {
+static inline int ln_local_groups(const struct lossynet_comm *comm, int *first) {
     const int *of = comm->partition.groups.of + comm->workers.first;
     *first = of[0];
     return of[comm->workers.local - 1] - of[0] + 1;
 }
 
-static inline int lossynet_remote_groups(const struct lossynet_comm *comm) {
+static inline int ln_remote_groups(const struct lossynet_comm *comm) {
     int first;
-    return comm->partition.groups.count - lossynet_local_groups(comm, &first);
+    return comm->partition.groups.count - ln_local_groups(comm, &first);
 }
 
-static inline size_t lossynet_element_bytes(const struct lossynet_comm *comm) { /* of vectors */
+static inline size_t ln_element_bytes(const struct lossynet_comm *comm) { /* of vectors */
     return comm->resources.bf16 ? sizeof(uint16_t) : sizeof(float);
 }
 
 /* Element e of a vector that a phase was given, or of the inbox. */
-static inline void *lossynet_element(const struct lossynet_comm *comm, const void *vector,
-                                     size_t e) {
-    return (char *)vector + e * lossynet_element_bytes(comm);
+static inline void *ln_element(const struct lossynet_comm *comm, const void *vector, size_t e) {
+    return (char *)vector + e * ln_element_bytes(comm);
 }
 
 /* Whether packets between workers of this rank are rounded in the workers' vectors. */
-static inline bool lossynet_rounds_vectors(const struct lossynet_comm *comm) {
-    return comm->resources.bf16 ? lossynet_has_blocks(&comm->partition)
-                                : lossynet_has_bf16(&comm->partition);
+static inline bool ln_rounds_vectors(const struct lossynet_comm *comm) {
+    return comm->resources.bf16 ? ln_has_blocks(&comm->partition) : ln_has_bf16(&comm->partition);
 }
 
 /* Element e of what local worker v owns, as the packets of a remote sender brought it. */
-static inline void *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender, size_t e) {
-    int first, local = lossynet_local_groups(comm, &first);
+static inline void *ln_inbox(const struct lossynet_comm *comm, int v, int sender, size_t e) {
+    int first, local = ln_local_groups(comm, &first);
     const int group = comm->partition.groups.of[sender];
     size_t remote = (size_t)(group < first ? group : group - local);
-    return lossynet_element(
-        comm, comm->exchange.inbox,
-        comm->exchange.inbox_start[v] + e +
-            remote * lossynet_partition_owned(&comm->partition, comm->workers.first + v));
+    return ln_element(comm, comm->exchange.inbox,
+                      comm->exchange.inbox_start[v] + e +
+                          remote * ln_partition_owned(&comm->partition, comm->workers.first + v));
 }
 
 /* The shard of local worker v in a bucket: apart, or in the vector, which is then float32. */
-static inline struct lossynet_shard lossynet_shard_of(const struct lossynet_comm *comm,
-                                                      float *vector, int v, int bucket) {
-    const struct lossynet_partition *partition = &comm->partition;
+static inline struct lossynet_shard ln_shard_of(const struct lossynet_comm *comm, float *vector,
+                                                int v, int bucket) {
+    const struct ln_partition *partition = &comm->partition;
     if (comm->resources.shard) return comm->resources.shard[v * partition->buckets + bucket];
     float *first =
         vector +
@@ -611,13 +603,12 @@ static inline struct lossynet_shard lossynet_shard_of(const struct lossynet_comm
 }
 
 /* What a broadcast sends of this shard. ahead: as for lossynet_broadcast_ahead. */
-static inline const float *lossynet_sent(const struct lossynet_comm *comm,
-                                         const float *const *ahead, float *vector, int v,
-                                         int bucket) {
-    const struct lossynet_partition *partition = &comm->partition;
+static inline const float *ln_sent(const struct lossynet_comm *comm, const float *const *ahead,
+                                   float *vector, int v, int bucket) {
+    const struct ln_partition *partition = &comm->partition;
     const size_t owner = (size_t)(comm->workers.first + v);
     return ahead ? ahead[v] + partition->owner_element[owner * (partition->buckets + 1) + bucket]
-                 : lossynet_shard_of(comm, vector, v, bucket).value;
+                 : ln_shard_of(comm, vector, v, bucket).value;
 }
 
 #endif

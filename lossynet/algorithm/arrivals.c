@@ -17,17 +17,16 @@
 /* Which packets a sender of this rank sends again in this round and injected loss lets through. */
 static void retransmitted(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                           int receiver, size_t n, uint8_t *mask) {
-    struct lossynet_loss loss = comm->loss;
-    if (loss.model != LOSS_OUTAGE)
-        loss.seed = lossynet_mix(loss.seed + (uint64_t)comm->steps.round);
-    lossynet_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
+    struct ln_loss loss = comm->loss;
+    if (loss.model != LOSS_OUTAGE) loss.seed = ln_mix(loss.seed + (uint64_t)comm->steps.round);
+    ln_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
     const uint8_t *acked = comm->arrivals.acked[phase] +
-                           lossynet_tx(comm, phase, sender - comm->workers.first, receiver, &n);
+                           ln_tx(comm, phase, sender - comm->workers.first, receiver, &n);
     for (size_t k = 0; k < n; k++) mask[k] &= !acked[k];
 }
 
-void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
-                       int receiver, size_t n, bool lossless, uint8_t *mask) {
+void ln_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender, int receiver,
+                 size_t n, bool lossless, uint8_t *mask) {
     if (n == 0) return; /* no partner */
     if (lossless) {
         memset(mask, 1, n);
@@ -38,42 +37,41 @@ void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, i
         return;
     }
     uint64_t *chain = NULL; /* kept for links from local workers; saves computing (loss_model.c) */
-    if (comm->arrivals.chain && lossynet_is_local(comm, sender))
+    if (comm->arrivals.chain && ln_is_local(comm, sender))
         chain = comm->arrivals.chain +
                 ((size_t)phase * comm->workers.local + sender - comm->workers.first) *
                     comm->workers.count +
                 receiver;
-    lossynet_loss_mask(&comm->loss, phase, comm->steps.step, sender, receiver, n, chain, mask);
+    ln_loss_mask(&comm->loss, phase, comm->steps.step, sender, receiver, n, chain, mask);
 }
 
-uint8_t *lossynet_scratch(const struct lossynet_comm *comm) {
+uint8_t *ln_scratch(const struct lossynet_comm *comm) {
     return comm->arrivals.scratch +
            (size_t)omp_get_thread_num() * comm->partition.largest_owner_packets;
 }
 
 /* ---- what has arrived ---- */
 
-void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase) {
+void ln_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase) {
     for (int v = 0; v < comm->workers.local; v++) {
         for (int sender = 0; sender < comm->workers.count; sender++) {
             size_t n;
-            uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
+            uint8_t *arrived = ln_arrived(comm, phase, v, sender, &n);
             memset(arrived, sender == comm->workers.first + v, n);
         }
     }
 }
 
-void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
-                             uint64_t *expected, uint64_t *arrived) {
+void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                       uint64_t *expected, uint64_t *arrived) {
     *expected = *arrived = 0;
     for (int sender = 0; sender < comm->workers.count; sender++) {
         size_t n;
-        const uint8_t *link = lossynet_arrived(comm, phase, v, sender, &n);
+        const uint8_t *link = ln_arrived(comm, phase, v, sender, &n);
         if (sender == comm->workers.first + v) continue;
         uint64_t there = 0;
         for (size_t k = 0; k < n; k++) there += link[k];
-        struct lossynet_total *total =
-            &comm->arrivals.total[(size_t)v * comm->workers.count + sender];
+        struct ln_total *total = &comm->arrivals.total[(size_t)v * comm->workers.count + sender];
         total->expected += n;
         total->arrived += there;
         *expected += n;
@@ -81,22 +79,20 @@ void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase ph
     }
 }
 
-lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase,
-                                        uint64_t step) {
+lossynet_status ln_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase, uint64_t step) {
     FILE *trace = comm->arrivals.trace;
     if (!trace) return LOSSYNET_OK;
     for (int v = 0; v < comm->workers.local; v++) {
         for (int sender = 0; sender < comm->workers.count; sender++) {
             size_t n;
-            const uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
+            const uint8_t *arrived = ln_arrived(comm, phase, v, sender, &n);
             if (sender == comm->workers.first + v || n == 0) continue;
-            lossynet_loss_trace_link(trace, step, phase, sender, comm->workers.first + v, arrived,
-                                     n);
+            ln_loss_trace_link(trace, step, phase, sender, comm->workers.first + v, arrived, n);
         }
     }
-    const struct lossynet_log_target *before = lossynet_log_use(&comm->resources.log);
-    const lossynet_status status = lossynet_loss_trace_flush(trace, comm->world.rank);
-    lossynet_log_use(before);
+    const struct ln_log_target *before = ln_log_use(&comm->resources.log);
+    const lossynet_status status = ln_loss_trace_flush(trace, comm->world.rank);
+    ln_log_use(before);
     return status;
 }
 
@@ -111,13 +107,12 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
     for (int sender = rank * comm->workers.local; sender < (rank + 1) * comm->workers.local;
          sender++) {
         for (int v = 0; v < comm->workers.local; v++) {
-            size_t n, start = lossynet_rx(comm, phase, v, sender, &n);
-            if (!lossynet_is_link(comm, phase, sender, comm->workers.first + v)) continue;
+            size_t n, start = ln_rx(comm, phase, v, sender, &n);
+            if (!ln_is_link(comm, phase, sender, comm->workers.first + v)) continue;
             const uint8_t *arrived = comm->arrivals.arrived[phase] + start;
             const uint8_t *asks = again ? comm->retransmission.asks + start : NULL;
             uint32_t tag = 0;
-            if (tagged && !again &&
-                !lossynet_unconfirmed_renews(comm, v, sender, arrived, n, &tag)) {
+            if (tagged && !again && !ln_unconfirmed_renews(comm, v, sender, arrived, n, &tag)) {
                 wire_put(to, tag, TAG_BYTES);
                 to += TAG_BYTES + (n + 7) / 8; /* the bits of the last acknowledgement stay */
                 continue;
@@ -131,9 +126,8 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
     }
 }
 
-const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bool make,
-                                        size_t *bytes) {
-    const struct lossynet_acks *acks = &comm->arrivals.acks;
+const uint8_t *ln_arrivals_answer(struct lossynet_comm *comm, int rank, bool make, size_t *bytes) {
+    const struct ln_acks *acks = &comm->arrivals.acks;
     uint8_t *bits = acks->own_bits + acks->own_offset[rank];
     if (make) write_bits(comm, LOSSYNET_GRADIENT, rank, bits);
     *bytes = acks->own_offset[rank + 1] - acks->own_offset[rank];
@@ -143,7 +137,7 @@ const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bo
 /* Asks late ranks for their parts. If nothing was sent to a rank, its bits are 0. */
 static lossynet_status ask(struct lossynet_comm *comm, uint8_t *in, const size_t *offset) {
     uint8_t *came = comm->arrivals.acks.came;
-    lossynet_status status = lossynet_transport_ask(comm->transport, in, offset, came);
+    lossynet_status status = ln_transport_ask(comm->transport, in, offset, came);
     for (int r = 0; r < comm->world.ranks; r++)
         if (came[r] == LOSSYNET_NOTHING_SENT) memset(in + offset[r], 0, offset[r + 1] - offset[r]);
     return status;
@@ -158,18 +152,15 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
         for (int receiver = rank * comm->workers.local; receiver < (rank + 1) * comm->workers.local;
              receiver++) {
             size_t n;
-            uint8_t *acked =
-                comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
-            if (!lossynet_is_link(comm, phase, comm->workers.first + v, receiver)) continue;
+            uint8_t *acked = comm->arrivals.acked[phase] + ln_tx(comm, phase, v, receiver, &n);
+            if (!ln_is_link(comm, phase, comm->workers.first + v, receiver)) continue;
             if (tagged && !again) {
                 const bool told =
-                    comm->loss.replay
-                        ? lossynet_loss_replay_told(comm->loss.replay, comm->steps.step,
-                                                    comm->workers.first + v, receiver)
-                    : came == LOSSYNET_NOTHING_SENT ? !lossynet_unconfirmed_waits(comm, v, receiver)
+                    comm->loss.replay ? ln_loss_replay_told(comm->loss.replay, comm->steps.step,
+                                                            comm->workers.first + v, receiver)
+                    : came == LOSSYNET_NOTHING_SENT ? !ln_unconfirmed_waits(comm, v, receiver)
                                                     : came;
-                lossynet_unconfirmed_told(comm, v, receiver, told,
-                                          (uint32_t)wire_get(from, TAG_BYTES));
+                ln_unconfirmed_told(comm, v, receiver, told, (uint32_t)wire_get(from, TAG_BYTES));
             }
             if (tagged) from += TAG_BYTES;
             for (size_t k = 0; k < n; k++)
@@ -185,13 +176,13 @@ static size_t delivered_bytes(const struct lossynet_comm *comm) {
 
 /* GRADIENT: writes acked[] as bits in order of packets, for lossynet_delivered. */
 static void fill_delivered(const struct lossynet_comm *comm, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     uint8_t *to = comm->arrivals.acks.delivered + (size_t)v * delivered_bytes(comm);
     memset(to, 0, delivered_bytes(comm));
     for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;
-        const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
-                               lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+        const uint8_t *acked =
+            comm->arrivals.acked[LOSSYNET_GRADIENT] + ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
         for (int b = 0; n > 0 && b < partition->buckets; b++) {
             const size_t *shard = partition->shard_packet + (size_t)b * partition->workers + owner;
             for (size_t p = shard[0]; p < shard[1]; p++) to[p / 8] |= (uint8_t)(*acked++ << p % 8);
@@ -199,8 +190,8 @@ static void fill_delivered(const struct lossynet_comm *comm, int v) {
     }
 }
 
-lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase) {
-    struct lossynet_acks *acks = &comm->arrivals.acks;
+lossynet_status ln_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase) {
+    struct ln_acks *acks = &comm->arrivals.acks;
     const bool own = phase == LOSSYNET_GRADIENT; /* we send bits of packets that we own */
     const bool again = comm->steps.round > 0;
     uint8_t *own_bits = again ? acks->own_asks : acks->own_bits,
@@ -210,15 +201,15 @@ lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossyn
     const size_t *in_offset = own ? acks->other_offset : acks->own_offset;
     const int rank = comm->world.rank;
     const bool asks = acks->came && own && comm->feedback.unconfirmed.on && !again;
-    if (asks) lossynet_transport_acknowledges(comm->transport, false);
+    if (asks) ln_transport_acknowledges(comm->transport, false);
     for (int r = 0; r < comm->world.ranks; r++) write_bits(comm, phase, r, out + out_offset[r]);
-    if (asks) lossynet_transport_acknowledges(comm->transport, true);
+    if (asks) ln_transport_acknowledges(comm->transport, true);
     memcpy(in + in_offset[rank], out + out_offset[rank], out_offset[rank + 1] - out_offset[rank]);
     if (comm->transport) {
         lossynet_status status =
-            acks->came ? lossynet_transport_swap_pulse(comm->transport, out, out_offset, in,
-                                                       in_offset, acks->came)
-                       : lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
+            acks->came ? ln_transport_swap_pulse(comm->transport, out, out_offset, in, in_offset,
+                                                 acks->came)
+                       : ln_transport_swap(comm->transport, out, out_offset, in, in_offset);
         if (!status && asks) status = ask(comm, in, in_offset);
         if (status) return status;
     }
@@ -228,8 +219,8 @@ lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossyn
     return LOSSYNET_OK;
 }
 
-void lossynet_arrivals_write(struct lossynet_comm *comm) {
-    struct lossynet_acks *acks = &comm->arrivals.acks;
+void ln_arrivals_write(struct lossynet_comm *comm) {
+    struct ln_acks *acks = &comm->arrivals.acks;
     for (int r = 0; r < comm->world.ranks; r++)
         write_bits(comm, LOSSYNET_GRADIENT, r, acks->own_bits + acks->own_offset[r]);
     acks->due = true;
@@ -237,7 +228,7 @@ void lossynet_arrivals_write(struct lossynet_comm *comm) {
 
 /* Senders have been told, in acks.other_bits. */
 static void end_later(struct lossynet_comm *comm) {
-    struct lossynet_acks *acks = &comm->arrivals.acks;
+    struct ln_acks *acks = &comm->arrivals.acks;
     const int rank = comm->world.rank;
     const size_t own = acks->own_offset[rank];
     acks->due = false;
@@ -246,21 +237,21 @@ static void end_later(struct lossynet_comm *comm) {
     for (int r = 0; r < comm->world.ranks; r++)
         read_bits(comm, LOSSYNET_GRADIENT, r, true, acks->other_bits + acks->other_offset[r]);
     for (int v = 0; v < comm->workers.local; v++) fill_delivered(comm, v);
-    if (comm->feedback.mass) lossynet_feedback_keep(comm, acks->vectors);
+    if (comm->feedback.mass) ln_feedback_keep(comm, acks->vectors);
 }
 
-lossynet_status lossynet_arrivals_settle(struct lossynet_comm *comm) {
-    struct lossynet_acks *acks = &comm->arrivals.acks;
+lossynet_status ln_arrivals_settle(struct lossynet_comm *comm) {
+    struct ln_acks *acks = &comm->arrivals.acks;
     if (!acks->due) return LOSSYNET_OK;
-    lossynet_status status = lossynet_transport_swap(
-        comm->transport, acks->own_bits, acks->own_offset, acks->other_bits, acks->other_offset);
+    lossynet_status status = ln_transport_swap(comm->transport, acks->own_bits, acks->own_offset,
+                                               acks->other_bits, acks->other_offset);
     if (!status) end_later(comm);
     return status;
 }
 
 /* The message to a rank is the part, which is the same for all ranks, and then the rank's bits. */
-lossynet_status lossynet_arrivals_gather(struct lossynet_comm *comm, void *all, size_t part) {
-    struct lossynet_acks *acks = &comm->arrivals.acks;
+lossynet_status ln_arrivals_gather(struct lossynet_comm *comm, void *all, size_t part) {
+    struct ln_acks *acks = &comm->arrivals.acks;
     const int ranks = comm->world.ranks;
     size_t *out_offset = acks->own_offset, *in_offset = acks->other_offset;
     for (int r = 0; r < ranks; r++) {
@@ -273,7 +264,7 @@ lossynet_status lossynet_arrivals_gather(struct lossynet_comm *comm, void *all, 
         in_offset[r] += (size_t)r * part;
     }
     lossynet_status status =
-        lossynet_transport_swap(comm->transport, acks->out, out_offset, acks->in, in_offset);
+        ln_transport_swap(comm->transport, acks->out, out_offset, acks->in, in_offset);
     for (int r = 0; r <= ranks; r++) {
         out_offset[r] -= (size_t)r * part;
         in_offset[r] -= (size_t)r * part;
@@ -297,19 +288,19 @@ const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) 
 
 /* Bytes of bits for all links between two ranks whose packets workers of `rank` own. */
 static size_t rank_bytes(const struct lossynet_comm *comm, int rank, int other) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     size_t bytes = 0;
     for (int w = rank * comm->workers.local; w < (rank + 1) * comm->workers.local; w++)
         for (int x = other * comm->workers.local; x < (other + 1) * comm->workers.local; x++)
-            if (lossynet_is_partner(partition, x, w))
-                bytes += (lossynet_partition_owner_packets(partition, w) + 7) / 8 +
+            if (ln_is_partner(partition, x, w))
+                bytes += (ln_partition_owner_packets(partition, w) + 7) / 8 +
                          (comm->feedback.unconfirmed.on ? TAG_BYTES : 0);
     return bytes;
 }
 
 static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, bool parameter) {
-    struct lossynet_arrivals *a = &comm->arrivals;
-    struct lossynet_acks *acks = &a->acks;
+    struct ln_arrivals *a = &comm->arrivals;
+    struct ln_acks *acks = &a->acks;
     const size_t ranks = (size_t)comm->world.ranks;
     size_t own = 0, other = 0;
     COMM_TAKE(comm, acks->own_offset, ranks + 1);
@@ -329,14 +320,14 @@ static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, boo
         COMM_TAKE(comm, acks->other_asks, other);
     }
     if (gradient) {
-        COMM_TAKE(comm, a->acked[LOSSYNET_GRADIENT], lossynet_links(comm, false));
+        COMM_TAKE(comm, a->acked[LOSSYNET_GRADIENT], ln_links(comm, false));
         COMM_TAKE(comm, acks->delivered, (size_t)comm->workers.local * delivered_bytes(comm));
     }
-    if (parameter) COMM_TAKE(comm, a->acked[LOSSYNET_PARAMETER], lossynet_links(comm, true));
+    if (parameter) COMM_TAKE(comm, a->acked[LOSSYNET_PARAMETER], ln_links(comm, true));
 }
 
-void lossynet_arrivals_open_later(struct lossynet_comm *comm, size_t room) {
-    struct lossynet_acks *acks = &comm->arrivals.acks;
+void ln_arrivals_open_later(struct lossynet_comm *comm, size_t room) {
+    struct ln_acks *acks = &comm->arrivals.acks;
     const size_t ranks = (size_t)comm->world.ranks;
     acks->later = acks->own_offset && acks->other_offset;
     acks->room = room;
@@ -346,13 +337,13 @@ void lossynet_arrivals_open_later(struct lossynet_comm *comm, size_t room) {
     COMM_TAKE(comm, acks->in, ranks * room + acks->other_offset[ranks]);
 }
 
-void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter) {
+void ln_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter) {
     COMM_TAKE(comm, comm->arrivals.total,
               (size_t)comm->workers.local * (size_t)comm->workers.count);
-    struct lossynet_arrivals *a = &comm->arrivals;
+    struct ln_arrivals *a = &comm->arrivals;
     const size_t local = (size_t)comm->workers.local, workers = (size_t)comm->workers.count;
-    COMM_TAKE(comm, a->arrived[LOSSYNET_GRADIENT], lossynet_links(comm, true));
-    COMM_TAKE(comm, a->arrived[LOSSYNET_PARAMETER], lossynet_links(comm, false));
+    COMM_TAKE(comm, a->arrived[LOSSYNET_GRADIENT], ln_links(comm, true));
+    COMM_TAKE(comm, a->arrived[LOSSYNET_PARAMETER], ln_links(comm, false));
     COMM_TAKE(comm, a->own_start, local);
     COMM_TAKE(comm, a->age, local * comm->partition.packets);
     COMM_TAKE(comm, a->scratch,
@@ -360,15 +351,15 @@ void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool para
     if (comm->loss.model == LOSS_BURST || comm->loss.model == LOSS_OUTAGE)
         COMM_TAKE(comm, a->chain, 2 * local * workers);
     for (int v = 1; a->own_start && v < comm->workers.local; v++)
-        a->own_start[v] = a->own_start[v - 1] + lossynet_partition_owner_packets(
-                                                    &comm->partition, comm->workers.first + v - 1) *
-                                                    workers;
+        a->own_start[v] =
+            a->own_start[v - 1] +
+            ln_partition_owner_packets(&comm->partition, comm->workers.first + v - 1) * workers;
     if (gradient || parameter) open_acknowledgements(comm, gradient, parameter);
 }
 
-void lossynet_arrivals_close(struct lossynet_comm *comm) {
+void ln_arrivals_close(struct lossynet_comm *comm) {
     free(comm->arrivals.total);
-    struct lossynet_arrivals *a = &comm->arrivals;
+    struct ln_arrivals *a = &comm->arrivals;
     if (a->trace) fclose(a->trace);
     free(a->acks.in);
     free(a->acks.out);

@@ -117,15 +117,15 @@ double lossynet_drift_paper(double p, double sigma2) {
 /* ---- the sample ---- */
 
 static void choose(struct lossynet_comm *comm) {
-    struct lossynet_drift_state *drift = &comm->drift;
-    uint64_t key = lossynet_mix(comm->loss.seed ^ 0x6472696674u /* "drift" */);
+    struct ln_drift_state *drift = &comm->drift;
+    uint64_t key = ln_mix(comm->loss.seed ^ 0x6472696674u /* "drift" */);
     double stride = (double)comm->partition.elements / drift->samples;
     size_t shard = 0; /* elements come in ascending order */
     for (int i = 0; i < drift->samples; i++) {
         size_t low = (size_t)(i * stride), high = (size_t)((i + 1) * stride);
         if (high > comm->partition.elements) high = comm->partition.elements;
         size_t width = high > low ? high - low : 1;
-        size_t element = low + (size_t)(lossynet_mix(key + (uint64_t)i) % width);
+        size_t element = low + (size_t)(ln_mix(key + (uint64_t)i) % width);
         drift->element[i] =
             element < comm->partition.elements ? element : comm->partition.elements - 1;
         while (comm->partition.shard_element[shard + 1] <= drift->element[i]) shard++;
@@ -133,8 +133,8 @@ static void choose(struct lossynet_comm *comm) {
     }
 }
 
-void lossynet_drift_open(struct lossynet_comm *comm, int samples) {
-    struct lossynet_drift_state *drift = &comm->drift;
+void ln_drift_open(struct lossynet_comm *comm, int samples) {
+    struct ln_drift_state *drift = &comm->drift;
     if (comm->partition.groups.count == 1) samples = 0;
     if ((size_t)samples > comm->partition.elements) samples = (int)comm->partition.elements;
     drift->samples = samples;
@@ -150,14 +150,14 @@ void lossynet_drift_open(struct lossynet_comm *comm, int samples) {
     COMM_TAKE(comm, drift->model, n);
     COMM_TAKE(comm, drift->model_change, n);
     COMM_TAKE(comm, drift->change, n * LOSSYNET_RING);
-    if (lossynet_has_blocks(&comm->partition)) {
+    if (ln_has_blocks(&comm->partition)) {
         COMM_TAKE(comm, drift->scale, n * (size_t)comm->workers.local);
         COMM_TAKE(comm, drift->scales, n * (size_t)comm->workers.count);
     }
     if (!comm->resources.pool.measuring && !comm->resources.pool.out_of_memory) choose(comm);
 }
 
-void lossynet_drift_close(struct lossynet_comm *comm) {
+void ln_drift_close(struct lossynet_comm *comm) {
     free(comm->drift.element);
     free(comm->drift.owner);
     free(comm->drift.mine);
@@ -170,13 +170,13 @@ void lossynet_drift_close(struct lossynet_comm *comm) {
     free(comm->drift.scales);
     free(comm->drift.all_ages);
     free(comm->drift.ages);
-    comm->drift = (struct lossynet_drift_state){0};
+    comm->drift = (struct ln_drift_state){0};
 }
 
 /* ---- measuring ---- */
 
 /* The shard of an element: bucket * workers + owner. */
-static size_t shard_of(const struct lossynet_partition *partition, size_t element) {
+static size_t shard_of(const struct ln_partition *partition, size_t element) {
     size_t shard = 0, high = (size_t)partition->buckets * (size_t)partition->workers;
     while (high - shard > 1) { /* shard_element[shard] <= element < shard_element[high] */
         const size_t middle = shard + (high - shard) / 2;
@@ -189,13 +189,13 @@ static size_t shard_of(const struct lossynet_partition *partition, size_t elemen
 static const float *owned_values(const struct lossynet_comm *comm, float *vector, int v,
                                  size_t shard, size_t element) {
     const int bucket = (int)(shard / (size_t)comm->workers.count);
-    return lossynet_shard_of(comm, vector, v, bucket).value +
+    return ln_shard_of(comm, vector, v, bucket).value +
            (element - comm->partition.shard_element[shard]);
 }
 
 /* The first element of the block that an element is in. *count: elements of the block; *shard: the
  * shard that the block is in. */
-static size_t block_of(const struct lossynet_partition *partition, size_t element, size_t *count,
+static size_t block_of(const struct ln_partition *partition, size_t element, size_t *count,
                        size_t *shard) {
     *shard = shard_of(partition, element);
     const size_t start = partition->shard_element[*shard];
@@ -209,8 +209,8 @@ static size_t block_of(const struct lossynet_partition *partition, size_t elemen
 static uint8_t scale_of(const struct lossynet_comm *comm, float *vector, int v, size_t i) {
     size_t count, shard;
     const size_t block = block_of(&comm->partition, comm->drift.element[i], &count, &shard);
-    return lossynet_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER],
-                                owned_values(comm, vector, v, shard, block), count);
+    return ln_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER],
+                          owned_values(comm, vector, v, shard, block), count);
 }
 
 /* The same for samples from i on, if the host cannot access the vector. Returns where it
@@ -230,8 +230,8 @@ static size_t scales_there(const struct lossynet_comm *comm, const float *vector
     }
     if (n > 0) comm->resources.memory.gather(value, vector, element, (size_t)n * BLOCK);
     for (int k = 0; k < n; k++)
-        scale[sample[k]] = lossynet_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER],
-                                                value + k * BLOCK, BLOCK);
+        scale[sample[k]] =
+            ln_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER], value + k * BLOCK, BLOCK);
     return i;
 }
 
@@ -241,11 +241,11 @@ static float value_of(const struct lossynet_comm *comm, float *vector, int v, si
     if (comm->resources.shard && comm->drift.owner[i] == comm->workers.first + v)
         return *owned_values(comm, vector, v, shard_of(&comm->partition, element), element);
     if (!comm->resources.bf16) return vector[element];
-    return lossynet_bf16_widen(*(const uint16_t *)lossynet_element(comm, vector, element));
+    return ln_bf16_widen(*(const uint16_t *)ln_element(comm, vector, element));
 }
 
 static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *vectors) {
-    struct lossynet_drift_state *drift = &comm->drift;
+    struct ln_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
     for (int v = 0; v < comm->workers.local; v++) {
         uint8_t *scale = drift->scale + (size_t)v * n;
@@ -260,7 +260,7 @@ static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *v
 }
 
 static lossynet_status gather_values(struct lossynet_comm *comm, float *const *vectors) {
-    struct lossynet_drift_state *drift = &comm->drift;
+    struct ln_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
@@ -279,7 +279,7 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
 /* Stores the model's values and their change, not rounded. Then rounds the values in the same way
  * as packets. */
 static void keep_model(const struct lossynet_comm *comm) {
-    const struct lossynet_drift_state *drift = &comm->drift;
+    const struct ln_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
     const lossynet_wire_dtype dtype = comm->partition.dtype[LOSSYNET_PARAMETER];
     for (size_t i = 0; i < n; i++) {
@@ -290,18 +290,17 @@ static void keep_model(const struct lossynet_comm *comm) {
     if (drift->scales) { /* only owners' values are not yet rounded */
         for (size_t i = 0; i < n; i++) {
             const size_t own = (size_t)drift->owner[i] * n + i;
-            drift->values[own] =
-                lossynet_block_round(dtype, drift->values[own], drift->scales[own]);
+            drift->values[own] = ln_block_round(dtype, drift->values[own], drift->scales[own]);
         }
-    } else if (lossynet_has_bf16(&comm->partition)) {
-        const struct lossynet_rounding r = {.dtype = dtype};
-        lossynet_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers.count);
+    } else if (ln_has_bf16(&comm->partition)) {
+        const struct ln_rounding r = {.dtype = dtype};
+        ln_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers.count);
     }
 }
 
 /* Squared distances of sampled values, summed over the sample. */
 static void measure_distances(const struct lossynet_comm *comm, double *pair, double *owner) {
-    const struct lossynet_drift_state *drift = &comm->drift;
+    const struct ln_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
     const int replicas = comm->partition.groups.count;
     *pair = *owner = 0;
@@ -309,7 +308,7 @@ static void measure_distances(const struct lossynet_comm *comm, double *pair, do
         /* Relative to the fresh value, to keep the digits: sum over pairs of (x_i - x_j)^2
          * = N sum x^2 - (sum x)^2, and there are N(N-1)/2 pairs. */
         double fresh = drift->values[(size_t)drift->owner[i] * n + i], sum = 0, squares = 0;
-        const int *partner = lossynet_partners(&comm->partition, drift->owner[i]);
+        const int *partner = ln_partners(&comm->partition, drift->owner[i]);
         for (int g = 0; g < replicas; g++) {
             double x = (double)drift->values[(size_t)partner[g] * n + i] - fresh;
             sum += x;
@@ -324,7 +323,7 @@ static void measure_distances(const struct lossynet_comm *comm, double *pair, do
  * of this change and the change k calls ago, 0 if there is none. The first call has values but no
  * change. */
 static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYNET_RING]) {
-    struct lossynet_drift_state *drift = &comm->drift;
+    struct ln_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
     uint64_t changes = drift->measured++; /* number of changes, this one included */
     float *now = drift->change + changes % LOSSYNET_RING * n;
@@ -346,15 +345,15 @@ static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYN
  * of it. An owner is exact. Rounding errors of replicas are noise here, since they do not depend on
  * the change. */
 static double measure_lag(const struct lossynet_comm *comm) {
-    const struct lossynet_drift_state *drift = &comm->drift;
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_drift_state *drift = &comm->drift;
+    const struct ln_partition *partition = &comm->partition;
     const size_t n = (size_t)drift->samples;
     const int replicas = partition->groups.count;
     double along = 0, squares = 0;
     for (size_t i = 0; i < n; i++) {
         const double model = drift->model[i], change = drift->model_change[i];
         double behind = 0;
-        const int *partner = lossynet_partners(partition, drift->owner[i]);
+        const int *partner = ln_partners(partition, drift->owner[i]);
         for (int g = 0; g < replicas; g++)
             if (partner[g] != drift->owner[i])
                 behind += model - (double)drift->values[(size_t)partner[g] * n + i];
@@ -365,14 +364,14 @@ static double measure_lag(const struct lossynet_comm *comm) {
 }
 
 static lossynet_status gather_ages(struct lossynet_comm *comm) {
-    struct lossynet_ages *mine = comm->drift.ages;
+    struct ln_ages *mine = comm->drift.ages;
     size_t packets = comm->partition.packets;
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         const uint32_t *age = comm->arrivals.age + (size_t)v * packets;
         const int worker = comm->workers.first + v;
-        struct lossynet_ages a = {.expected = comm->stats.totals[v].expected,
-                                  .arrived = comm->stats.totals[v].arrived};
+        struct ln_ages a = {.expected = comm->stats.totals[v].expected,
+                            .arrived = comm->stats.totals[v].arrived};
         if (comm->feedback.late) a.late = comm->feedback.late[v];
         for (int phase = 0; phase < 2; phase++)
             if (comm->retransmission.first[phase])
@@ -383,8 +382,8 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
             a.aged[age[p] < LOSSYNET_RING ? age[p] : LOSSYNET_RING]++;
         }
         for (int owner = 0; owner < comm->workers.count; owner++)
-            if (owner != worker && lossynet_is_partner(&comm->partition, worker, owner))
-                a.packets += lossynet_partition_owner_packets(&comm->partition, owner);
+            if (owner != worker && ln_is_partner(&comm->partition, worker, owner))
+                a.packets += ln_partition_owner_packets(&comm->partition, owner);
         a.aged[0] -= (uint32_t)(packets - a.packets); /* packets that the worker does not receive */
         mine[v] = a;
     }
@@ -392,9 +391,9 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
 }
 
 /* Adds up the ages of all workers. */
-static void sum_ages(const struct lossynet_comm *comm, struct lossynet_ages *total) {
-    const struct lossynet_ages *all = comm->drift.all_ages;
-    *total = (struct lossynet_ages){0};
+static void sum_ages(const struct lossynet_comm *comm, struct ln_ages *total) {
+    const struct ln_ages *all = comm->drift.all_ages;
+    *total = (struct ln_ages){0};
     for (int w = 0; w < comm->workers.count; w++) {
         total->sum += all[w].sum;
         total->packets += all[w].packets;
@@ -412,7 +411,7 @@ static void sum_ages(const struct lossynet_comm *comm, struct lossynet_ages *tot
 }
 
 /* Shares of packets of age 0, 1, ...; the last: this age or more. */
-static void share_ages(const struct lossynet_ages *ages, double share[LOSSYNET_AGES]) {
+static void share_ages(const struct ln_ages *ages, double share[LOSSYNET_AGES]) {
     for (int k = 0; ages->packets && k <= LOSSYNET_RING; k++)
         share[k < LOSSYNET_AGES ? k : LOSSYNET_AGES - 1] +=
             (double)ages->aged[k] / (double)ages->packets;
@@ -426,8 +425,8 @@ static bool is_measured(const struct lossynet_comm *comm) {
            (comm->drift.samples > 0 || comm->lead.wanted || rounds[0] || rounds[1]);
 }
 
-lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
-    lossynet_status status = lossynet_shards_check(comm);
+lossynet_status ln_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
+    lossynet_status status = ln_shards_check(comm);
     if (status || !is_measured(comm)) return status;
     comm->drift.lead = comm->lead.used;
     status = gather_ages(comm);
@@ -435,19 +434,19 @@ lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *v
     return gather_values(comm, vectors);
 }
 
-void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) {
-    struct lossynet_drift_state *drift = &comm->drift;
+void ln_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) {
+    struct ln_drift_state *drift = &comm->drift;
     *out = (struct lossynet_drift){0};
     if (!is_measured(comm)) return;
-    struct lossynet_ages ages;
+    struct ln_ages ages;
     sum_ages(comm, &ages);
-    lossynet_rounds_add(comm, &ages);
+    ln_rounds_add(comm, &ages);
     share_ages(&ages, out->age_share);
     out->mean_age = ages.packets ? (double)ages.sum / (double)ages.packets : 0;
     out->max_age = ages.largest;
     out->lead = drift->lead;
     if (drift->samples == 0) {
-        lossynet_lead_add(comm, &ages, NULL);
+        ln_lead_add(comm, &ages, NULL);
         return;
     }
     keep_model(comm);
@@ -458,7 +457,7 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) 
     out->owner *= scale;
     double covariance[LOSSYNET_RING];
     measure_changes(comm, covariance);
-    lossynet_lead_add(comm, &ages, covariance);
+    ln_lead_add(comm, &ages, covariance);
     out->lag = measure_lag(comm);
     out->sigma2 = scale * covariance[0];
     for (int k = 0; k < LOSSYNET_LAGS; k++)

@@ -25,21 +25,21 @@
 
 #include <stdlib.h>
 
-void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart) {
+void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart) {
     size_t local = (size_t)comm->workers.local;
     if (apart)
         comm->feedback.apart = *apart;
     else
         COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
-    COMM_TAKE(comm, comm->feedback.mass, lossynet_links(comm, true));
+    COMM_TAKE(comm, comm->feedback.mass, ln_links(comm, true));
     COMM_TAKE(comm, comm->feedback.added, local);
     COMM_TAKE(comm, comm->feedback.late, local);
     COMM_TAKE(comm, comm->feedback.alone, (size_t)comm->workers.count);
     comm->feedback.share = 1;
 }
 
-void lossynet_feedback_close(struct lossynet_comm *comm) {
-    lossynet_unconfirmed_close(comm);
+void ln_feedback_close(struct lossynet_comm *comm) {
+    ln_unconfirmed_close(comm);
     free(comm->feedback.residual);
     free(comm->feedback.mass);
     free(comm->feedback.added);
@@ -51,18 +51,18 @@ void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
     comm->feedback.share = (float)share;
 }
 
-void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket) {
+void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket) {
     if (!comm->feedback.residual) return;
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const float *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const float share = comm->feedback.share;
     const int worker = comm->workers.first + v;
-    const bool instead = comm->feedback.unconfirmed.on && !lossynet_has_gradient(comm, worker);
+    const bool instead = comm->feedback.unconfirmed.on && !ln_has_gradient(comm, worker);
     for (int *b = &comm->feedback.added[v]; *b <= bucket; ++*b) {
         for (int owner = 0; owner < comm->workers.count; owner++) {
             size_t offset, count;
-            if (!lossynet_is_partner(partition, worker, owner)) continue;
-            lossynet_shard_span(partition, owner, *b, &offset, &count);
+            if (!ln_is_partner(partition, worker, owner)) continue;
+            ln_shard_span(partition, owner, *b, &offset, &count);
             if (instead) memcpy(vector + offset, residual + offset, count * sizeof *vector);
             for (size_t e = offset; !instead && e < offset + count; e++)
                 vector[e] += share * residual[e];
@@ -70,14 +70,14 @@ void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int
     }
 }
 
-void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
+void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
     if (!comm->feedback.residual) return;
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++)
-        lossynet_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
+        ln_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
 }
 
-void lossynet_feedback_save(const struct lossynet_comm *comm, int v, void *out) {
+void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
     if (comm->feedback.residual)
@@ -86,18 +86,18 @@ void lossynet_feedback_save(const struct lossynet_comm *comm, int v, void *out) 
         apart->save(apart->context, comm->workers.first + v, out);
 }
 
-void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
+void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
     if (comm->feedback.residual)
         memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(float));
     else
         apart->load(apart->context, comm->workers.first + v, in);
-    if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_load(comm, v);
+    if (comm->feedback.unconfirmed.on) ln_unconfirmed_load(comm, v);
 }
 
-void lossynet_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
-                              size_t count) {
+void ln_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
+                        size_t count) {
     if (arrived && !has_error)
         memset(residual, 0, count * sizeof *residual);
     else if (!arrived && !has_error)
@@ -107,42 +107,41 @@ void lossynet_feedback_settle(bool has_error, bool arrived, float *residual, con
 
 /* The same as keep, if the caller keeps the residuals (settings.residuals). */
 static void keep_apart(const struct lossynet_comm *comm, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n, offset, count;
-        const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
-                               lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+        const uint8_t *acked =
+            comm->arrivals.acked[LOSSYNET_GRADIENT] + ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
         for (int b = 0; n > 0 && b < partition->buckets; b++) {
-            lossynet_shard_span(partition, owner, b, &offset, &count);
+            ln_shard_span(partition, owner, b, &offset, &count);
             if (count)
                 apart->keep(apart->context, comm->workers.first + v, offset, count,
                             partition->packet_elements, acked);
-            acked += lossynet_shard_packets(partition, b, owner);
+            acked += ln_shard_packets(partition, b, owner);
         }
     }
 }
 
 /* Updates the residual of local worker v, whose packets held `vector`. */
 static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     if (!comm->feedback.residual) {
         keep_apart(comm, v);
         return;
     }
     float *residual = comm->feedback.residual + (size_t)v * partition->elements;
-    const bool has_error = lossynet_feedback_error(comm, v) != NULL;
+    const bool has_error = ln_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;
-        const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
-                               lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+        const uint8_t *acked =
+            comm->arrivals.acked[LOSSYNET_GRADIENT] + ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
         for (int b = 0; n > 0 && b < partition->buckets; b++) {
-            const size_t packets = lossynet_shard_packets(partition, b, owner);
+            const size_t packets = ln_shard_packets(partition, b, owner);
             for (size_t k = 0; k < packets; k++) {
                 size_t offset, count;
-                lossynet_packet_span(partition, b, owner, k, &offset, &count);
-                lossynet_feedback_settle(has_error, *acked++, residual + offset, vector + offset,
-                                         count);
+                ln_packet_span(partition, b, owner, k, &offset, &count);
+                ln_feedback_settle(has_error, *acked++, residual + offset, vector + offset, count);
             }
         }
     }
@@ -163,11 +162,11 @@ static double late_by(double mass, double share) {
 /* How late the gradients were that local owner v has averaged. Call it before the masses change. A
  * worker without a gradient in this step sends its residual alone, which is then one step older. */
 static struct lossynet_lateness measure_lateness(const struct lossynet_comm *comm, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
-    const struct lossynet_groups *groups = &partition->groups;
-    const int worker = comm->workers.first + v, *partner = lossynet_partners(partition, worker);
-    const size_t n = lossynet_partition_owner_packets(partition, worker);
-    const float *mass = lossynet_feedback_mass(comm, v);
+    const struct ln_partition *partition = &comm->partition;
+    const struct ln_groups *groups = &partition->groups;
+    const int worker = comm->workers.first + v, *partner = ln_partners(partition, worker);
+    const size_t n = ln_partition_owner_packets(partition, worker);
+    const float *mass = ln_feedback_mass(comm, v);
     const uint8_t *arrived =
         comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
     const double share = (double)comm->feedback.share;
@@ -190,9 +189,9 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
     return sum;
 }
 
-void lossynet_feedback_count(struct lossynet_comm *comm) {
+void ln_feedback_count(struct lossynet_comm *comm) {
     const float share = comm->feedback.share;
-    lossynet_without_gradient(comm, comm->feedback.alone);
+    ln_without_gradient(comm, comm->feedback.alone);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         comm->feedback.late[v] = measure_lateness(comm, v);
@@ -201,7 +200,7 @@ void lossynet_feedback_count(struct lossynet_comm *comm) {
          * (retransmit.c). */
         for (int s = 0; s < comm->workers.count; s++) {
             if (s == comm->workers.first + v) continue; /* its own is never lost */
-            size_t n, start = lossynet_rx(comm, LOSSYNET_GRADIENT, v, s, &n);
+            size_t n, start = ln_rx(comm, LOSSYNET_GRADIENT, v, s, &n);
             const uint8_t *arrived = comm->arrivals.arrived[LOSSYNET_GRADIENT] + start;
             float *mass = comm->feedback.mass + start;
             for (size_t k = 0; k < n; k++) mass[k] = arrived[k] ? 0 : 1 + share * mass[k];
@@ -209,15 +208,15 @@ void lossynet_feedback_count(struct lossynet_comm *comm) {
     }
 }
 
-void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
+void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     /* Rounds what was sent to other ranks, too, so that vectors hold what was sent. If the caller
      * keeps the residuals, its `keep` rounds to bf16 itself. */
-    if (comm->feedback.residual || lossynet_has_blocks(&comm->partition))
-        lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
+    if (comm->feedback.residual || ln_has_blocks(&comm->partition))
+        ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
     }
-    if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_keep(comm, vectors);
+    if (comm->feedback.unconfirmed.on) ln_unconfirmed_keep(comm, vectors);
 }

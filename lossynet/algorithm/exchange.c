@@ -17,13 +17,12 @@ static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int receiver = 0; receiver < comm->workers.count; receiver++) {
-            if (lossynet_is_local(comm, receiver)) continue;
+            if (ln_is_local(comm, receiver)) continue;
             size_t n;
-            uint8_t *mask =
-                comm->arrivals.survives[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+            uint8_t *mask = comm->arrivals.survives[phase] + ln_tx(comm, phase, v, receiver, &n);
             if (n == 0) continue;
-            lossynet_injected(comm, phase, comm->workers.first + v, receiver, n, lossless, mask);
-            if (phase == LOSSYNET_GRADIENT) lossynet_withhold(comm, v, receiver, n, mask);
+            ln_injected(comm, phase, comm->workers.first + v, receiver, n, lossless, mask);
+            if (phase == LOSSYNET_GRADIENT) ln_withhold(comm, v, receiver, n, mask);
         }
     }
 }
@@ -33,10 +32,10 @@ static void fill_incoming(const struct lossynet_comm *comm, lossynet_phase phase
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int sender = 0; sender < comm->workers.count; sender++) {
-            if (lossynet_is_local(comm, sender)) continue;
+            if (ln_is_local(comm, sender)) continue;
             size_t n;
-            uint8_t *mask = comm->arrivals.takes + lossynet_rx(comm, phase, v, sender, &n);
-            lossynet_injected(comm, phase, sender, comm->workers.first + v, n, lossless, mask);
+            uint8_t *mask = comm->arrivals.takes + ln_rx(comm, phase, v, sender, &n);
+            ln_injected(comm, phase, sender, comm->workers.first + v, n, lossless, mask);
         }
     }
 }
@@ -53,15 +52,15 @@ static size_t owned_packets(const struct lossynet_comm *comm) {
     return start[comm->workers.local] - start[0];
 }
 
-void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
+void ln_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
     if (is_multicast(comm, phase)) fill_incoming(comm, phase, lossless);
-    lossynet_transport_receive_begin(comm->transport, phase);
+    ln_transport_receive_begin(comm->transport, phase);
 }
 
-/* May change the source: before lossynet_transport_send_begin the transport does not read it. */
-void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
-                            bool lossless) {
-    struct lossynet_source *source = &comm->exchange.source[phase];
+/* May change the source: before ln_transport_send_begin the transport does not read it. */
+void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
+                      bool lossless) {
+    struct ln_source *source = &comm->exchange.source[phase];
     const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->workers.local;
     if (!is_multicast(comm, phase)) fill_outgoing(comm, phase, lossless);
     source->vectors = vectors;
@@ -71,28 +70,28 @@ void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, fl
     if (phase == LOSSYNET_PARAMETER && comm->exchange.kept)
         memset(comm->exchange.is_kept, 0, owned_packets(comm) * sizeof *comm->exchange.is_kept);
     for (size_t v = 0; v < local; v++) __atomic_store_n(&source->ready[v], 0, __ATOMIC_RELEASE);
-    lossynet_transport_send_begin(comm->transport, phase);
+    ln_transport_send_begin(comm->transport, phase);
 }
 
-void lossynet_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets) {
+void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets) {
     __atomic_store_n(&comm->exchange.source[phase].ready[v], buckets, __ATOMIC_RELEASE);
-    lossynet_transport_wake(comm->transport);
+    ln_transport_wake(comm->transport);
 }
 
-void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase) {
+void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase) {
     for (int v = 0; v < comm->workers.local; v++)
         __atomic_store_n(&comm->exchange.source[phase].ready[v], comm->partition.buckets,
                          __ATOMIC_RELEASE);
-    lossynet_transport_wake(comm->transport);
+    ln_transport_wake(comm->transport);
 }
 
 /* ---- what leaves ---- */
 
 /* The cursors [V] for sending to a rank. The cursors for LOSSYNET_EVERYONE are in this rank's own
  * row, which is not needed otherwise. */
-static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase,
-                                       int rank, int **next) {
-    const struct lossynet_source *source = &comm->exchange.source[phase];
+static struct ln_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase, int rank,
+                                 int **next) {
+    const struct ln_source *source = &comm->exchange.source[phase];
     const int row = rank == LOSSYNET_EVERYONE ? comm->world.rank : rank;
     if (next) *next = &source->next[row];
     return source->cursor + (size_t)row * comm->workers.local;
@@ -102,14 +101,14 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
  * all other packets use the memory of span n. *done: the payload is there already. */
 static uint8_t *place(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
                       int bucket, size_t packet, bool *done) {
-    const struct lossynet_exchange *exchange = &comm->exchange;
+    const struct ln_exchange *exchange = &comm->exchange;
     *done = false;
     if (phase == LOSSYNET_GRADIENT || !exchange->kept)
         return exchange->rounded + (size_t)n * exchange->packet_bytes;
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const int owner = comm->workers.first + v;
     const size_t k = partition->owner_start[owner] - partition->owner_start[comm->workers.first] +
-                     lossynet_packets_before(partition, bucket, owner) + packet;
+                     ln_packets_before(partition, bucket, owner) + packet;
     *done = exchange->is_kept[k];
     exchange->is_kept[k] = true;
     return exchange->kept + k * exchange->packet_bytes;
@@ -121,67 +120,64 @@ static const void *payload(const struct lossynet_comm *comm, lossynet_phase phas
                            const float *vector, int bucket, size_t packet, size_t offset,
                            size_t count) {
     const bool bf16 = comm->resources.bf16 && phase == LOSSYNET_GRADIENT;
-    const struct lossynet_source *source = &comm->exchange.source[phase];
-    const void *elements = lossynet_element(comm, vector, offset);
+    const struct ln_source *source = &comm->exchange.source[phase];
+    const void *elements = ln_element(comm, vector, offset);
     if (phase == LOSSYNET_PARAMETER)
-        elements = lossynet_sent(comm, source->ahead, source->vectors[v], v, bucket) +
+        elements = ln_sent(comm, source->ahead, source->vectors[v], v, bucket) +
                    packet * comm->partition.packet_elements;
-    if (bf16 ? !lossynet_has_blocks(&comm->partition) : !lossynet_has_bf16(&comm->partition))
-        return elements;
+    if (bf16 ? !ln_has_blocks(&comm->partition) : !ln_has_bf16(&comm->partition)) return elements;
     bool done;
     uint8_t *rounded = place(comm, phase, v, n, bucket, packet, &done);
-    const struct lossynet_rounding r =
-        lossynet_rounding_of(comm, phase, comm->workers.first + v, offset);
+    const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, offset);
     if (bf16)
-        lossynet_elements_pack_bf16(&r, rounded, elements, count);
+        ln_elements_pack_bf16(&r, rounded, elements, count);
     else if (!done)
-        lossynet_elements_pack(&r, rounded, elements, count);
+        ln_elements_pack(&r, rounded, elements, count);
     return rounded;
 }
 
 /* Adds the next packets of local worker v for a rank to spans[n], from cursor `at` on, if their
  * buckets are ready. Returns the number of spans, at most `most`. */
 static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase, int rank, int v,
-                          struct lossynet_cursor *at, struct lossynet_span *spans, int n,
-                          int most) {
-    const struct lossynet_partition *partition = &comm->partition;
-    const struct lossynet_source *source = &comm->exchange.source[phase];
-    const struct lossynet_elsewhere *elsewhere = &comm->exchange.elsewhere[v];
+                          struct ln_cursor *at, struct ln_span *spans, int n, int most) {
+    const struct ln_partition *partition = &comm->partition;
+    const struct ln_source *source = &comm->exchange.source[phase];
+    const struct ln_elsewhere *elsewhere = &comm->exchange.elsewhere[v];
     const bool group = rank == LOSSYNET_EVERYONE;
     const bool device = phase == LOSSYNET_GRADIENT && elsewhere->vector == source->vectors[v];
     const float *vector = device ? elsewhere->there : source->vectors[v];
     const int ready = __atomic_load_n(&source->ready[v], __ATOMIC_ACQUIRE);
     const int receivers = group ? 1 : comm->workers.local, sender = comm->workers.first + v;
     for (; at->bucket < ready; at->bucket++, at->receiver = 0) {
-        const int bucket = lossynet_transport_bucket(phase, partition->buckets, at->bucket);
+        const int bucket = ln_transport_bucket(phase, partition->buckets, at->bucket);
         for (; at->receiver < receivers; at->receiver++, at->packet = 0) {
             const int receiver =
                 group ? LOSSYNET_EVERYONE : rank * comm->workers.local + at->receiver;
             const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
-            if (!group && !lossynet_is_link(comm, phase, sender, receiver)) continue;
-            size_t packets = lossynet_shard_packets(partition, bucket, owner), all;
+            if (!group && !ln_is_link(comm, phase, sender, receiver)) continue;
+            size_t packets = ln_shard_packets(partition, bucket, owner), all;
             const size_t first = group ? 0
-                                       : lossynet_tx(comm, phase, v, receiver, &all) +
-                                             lossynet_packets_before(partition, bucket, owner);
+                                       : ln_tx(comm, phase, v, receiver, &all) +
+                                             ln_packets_before(partition, bucket, owner);
             const uint8_t *survives = group ? NULL : comm->arrivals.survives[phase] + first;
             const bool counts = phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on;
             for (; at->packet < packets; at->packet++) {
                 if (survives && !survives[at->packet]) continue;
                 if (n == most) return n;
                 size_t offset, count;
-                lossynet_packet_span(partition, bucket, owner, at->packet, &offset, &count);
+                ln_packet_span(partition, bucket, owner, at->packet, &offset, &count);
                 assert(count > 0 && offset + count <= partition->elements);
-                spans[n] = (struct lossynet_span){
+                spans[n] = (struct ln_span){
                     .packet = {.sender = sender,
                                .receiver = receiver,
                                .bucket = bucket,
                                .number = (uint32_t)at->packet,
-                               .gradients = counts ? (uint8_t)lossynet_unconfirmed_gradients(
+                               .gradients = counts ? (uint8_t)ln_unconfirmed_gradients(
                                                          comm, v, first + at->packet)
                                                    : 0},
                     .payload =
                         payload(comm, phase, v, n, vector, bucket, at->packet, offset, count),
-                    .bytes = lossynet_payload_bytes(partition->dtype[phase], count),
+                    .bytes = ln_payload_bytes(partition->dtype[phase], count),
                     .device = device};
                 n++;
             }
@@ -190,11 +186,11 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
     return n;
 }
 
-static int next(void *context, lossynet_phase phase, int rank, struct lossynet_span *spans,
-                int most, bool *complete) {
+static int next(void *context, lossynet_phase phase, int rank, struct ln_span *spans, int most,
+                bool *complete) {
     const struct lossynet_comm *comm = context;
     int n = 0, finished = 0, *next;
-    struct lossynet_cursor *cursor = cursors(comm, phase, rank, &next);
+    struct ln_cursor *cursor = cursors(comm, phase, rank, &next);
     for (int i = 0; i < comm->workers.local; i++) {
         const int v = (*next + i) % comm->workers.local;
         if (n < most) n = next_of_worker(comm, phase, rank, v, &cursor[v], spans, n, most);
@@ -207,7 +203,7 @@ static int next(void *context, lossynet_phase phase, int rank, struct lossynet_s
 
 static bool ready(void *context, lossynet_phase phase, int rank) {
     const struct lossynet_comm *comm = context;
-    const struct lossynet_cursor *cursor = cursors(comm, phase, rank, NULL);
+    const struct ln_cursor *cursor = cursors(comm, phase, rank, NULL);
     for (int v = 0; v < comm->workers.local; v++)
         if (cursor[v].bucket <
             __atomic_load_n(&comm->exchange.source[phase].ready[v], __ATOMIC_ACQUIRE))
@@ -219,94 +215,91 @@ static bool ready(void *context, lossynet_phase phase, int rank) {
 
 static uint32_t expected(void *context, lossynet_phase phase, int bucket, int sender) {
     const struct lossynet_comm *comm = context;
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     size_t packets = 0;
-    if (is_multicast(comm, phase))
-        return (uint32_t)lossynet_shard_packets(partition, bucket, sender);
+    if (is_multicast(comm, phase)) return (uint32_t)ln_shard_packets(partition, bucket, sender);
     for (int v = 0; v < comm->workers.local; v++)
-        if (lossynet_is_link(comm, phase, sender, comm->workers.first + v))
-            packets += lossynet_shard_packets(
+        if (ln_is_link(comm, phase, sender, comm->workers.first + v))
+            packets += ln_shard_packets(
                 partition, bucket, phase == LOSSYNET_GRADIENT ? comm->workers.first + v : sender);
     return (uint32_t)packets;
 }
 
 /* The number of elements in a packet; 0 if there is no such packet. */
 static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
-                       const struct lossynet_packet *packet) {
+                       const struct ln_packet *packet) {
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
     size_t offset, count;
-    if (packet->number >= lossynet_shard_packets(&comm->partition, packet->bucket, owner) ||
+    if (packet->number >= ln_shard_packets(&comm->partition, packet->bucket, owner) ||
         (packet->receiver != LOSSYNET_EVERYONE &&
-         !lossynet_is_link(comm, phase, packet->sender, packet->receiver)))
+         !ln_is_link(comm, phase, packet->sender, packet->receiver)))
         return 0;
-    lossynet_packet_span(&comm->partition, packet->bucket, owner, packet->number, &offset, &count);
+    ln_packet_span(&comm->partition, packet->bucket, owner, packet->number, &offset, &count);
     return count;
 }
 
-static size_t bytes(void *context, lossynet_phase phase, const struct lossynet_packet *packet) {
+static size_t bytes(void *context, lossynet_phase phase, const struct ln_packet *packet) {
     const struct lossynet_comm *comm = context;
-    return lossynet_payload_bytes(comm->partition.dtype[phase], elements(comm, phase, packet));
+    return ln_payload_bytes(comm->partition.dtype[phase], elements(comm, phase, packet));
 }
 
 /* Where a packet's elements are stored: parameters in the vector, gradients in the inbox. */
 static void *landing(const struct lossynet_comm *comm, lossynet_phase phase,
-                     const struct lossynet_packet *packet, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
+                     const struct ln_packet *packet, int v) {
+    const struct ln_partition *partition = &comm->partition;
     const size_t skip = (size_t)packet->number * partition->packet_elements;
     size_t offset, count;
     if (phase == LOSSYNET_PARAMETER) {
-        lossynet_shard_span(partition, packet->sender, packet->bucket, &offset, &count);
-        return lossynet_element(comm, comm->exchange.source[phase].vectors[v], offset + skip);
+        ln_shard_span(partition, packet->sender, packet->bucket, &offset, &count);
+        return ln_element(comm, comm->exchange.source[phase].vectors[v], offset + skip);
     }
     const size_t row = (size_t)packet->receiver * (partition->buckets + 1) + packet->bucket;
-    return lossynet_inbox(comm, v, packet->sender, partition->owner_element[row] + skip);
+    return ln_inbox(comm, v, packet->sender, partition->owner_element[row] + skip);
 }
 
 /* Stores a packet at local worker v. False: it came before. */
 static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
-                 const struct lossynet_packet *packet, int v, size_t k, const uint8_t *payload,
+                 const struct ln_packet *packet, int v, size_t k, const uint8_t *payload,
                  size_t count) {
     size_t n;
-    uint8_t *arrived = lossynet_arrived(comm, phase, v, packet->sender, &n) + k;
+    uint8_t *arrived = ln_arrived(comm, phase, v, packet->sender, &n) + k;
     if (*arrived) return false;
     *arrived = 1;
     if (phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on)
         comm->feedback.mass[arrived - comm->arrivals.arrived[phase]] =
-            lossynet_unconfirmed_mass(comm, packet->gradients);
+            ln_unconfirmed_mass(comm, packet->gradients);
     void *to = landing(comm, phase, packet, v);
     if (comm->resources.bf16)
-        lossynet_elements_unpack_bf16(comm->partition.dtype[phase], to, payload, count);
+        ln_elements_unpack_bf16(comm->partition.dtype[phase], to, payload, count);
     else
-        lossynet_elements_unpack(comm->partition.dtype[phase], to, payload, count);
+        ln_elements_unpack(comm->partition.dtype[phase], to, payload, count);
     return true;
 }
 
 /* Stores a multicast packet at every local worker for which injected loss lets it through. */
 static bool take_multicast(const struct lossynet_comm *comm, lossynet_phase phase,
-                           const struct lossynet_packet *packet, size_t k, const uint8_t *payload,
+                           const struct ln_packet *packet, size_t k, const uint8_t *payload,
                            size_t count) {
     int wanted = 0, taken = 0;
     for (int v = 0; v < comm->workers.local; v++) {
         size_t n;
-        if (!comm->arrivals.takes[lossynet_rx(comm, phase, v, packet->sender, &n) + k]) continue;
+        if (!comm->arrivals.takes[ln_rx(comm, phase, v, packet->sender, &n) + k]) continue;
         wanted++;
         taken += take(comm, phase, packet, v, k, payload, count);
     }
     return taken > 0 || wanted == 0;
 }
 
-static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
-                                      const struct lossynet_packet *packet, const uint8_t *payload,
-                                      size_t length) {
+static enum ln_delivery deliver(void *context, lossynet_phase phase, const struct ln_packet *packet,
+                                const uint8_t *payload, size_t length) {
     const struct lossynet_comm *comm = context;
     const size_t count = elements(comm, phase, packet);
     (void)length; /* it matches the number of elements, see `bytes` */
     if (!comm->exchange.reliable &&
-        !lossynet_elements_are_finite(comm->partition.dtype[phase], payload, count))
+        !ln_elements_are_finite(comm->partition.dtype[phase], payload, count))
         return LOSSYNET_NOT_FINITE;
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
-    const size_t k =
-        lossynet_packets_before(&comm->partition, packet->bucket, owner) + packet->number;
+    const size_t k = ln_packets_before(&comm->partition, packet->bucket, owner) + packet->number;
     const bool fresh =
         packet->receiver == LOSSYNET_EVERYONE
             ? take_multicast(comm, phase, packet, k, payload, count)
@@ -316,69 +309,69 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
 
 static const uint8_t *acknowledge(void *context, int rank, bool make, size_t *bytes) {
     struct lossynet_comm *comm = context;
-    return lossynet_arrivals_answer(comm, rank, make, bytes);
+    return ln_arrivals_answer(comm, rank, make, bytes);
 }
 
 /* ---- open and close ---- */
 
 static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes)) {
-    struct lossynet_exchange *exchange = &comm->exchange;
-    const size_t remote = (size_t)lossynet_remote_groups(comm);
+    struct ln_exchange *exchange = &comm->exchange;
+    const size_t remote = (size_t)ln_remote_groups(comm);
     size_t elements = 0;
     COMM_TAKE(comm, exchange->inbox_start, (size_t)comm->workers.local);
     for (int v = 0; v < comm->workers.local; v++) {
         if (exchange->inbox_start) exchange->inbox_start[v] = elements;
-        elements += lossynet_partition_owned(&comm->partition, comm->workers.first + v) * remote;
+        elements += ln_partition_owned(&comm->partition, comm->workers.first + v) * remote;
     }
-    exchange->inbox = lossynet_pool_take_from(&comm->resources.pool, elements,
-                                              lossynet_element_bytes(comm), allocate);
+    exchange->inbox =
+        ln_pool_take_from(&comm->resources.pool, elements, ln_element_bytes(comm), allocate);
 }
 
-void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
-                            void *(*allocate)(size_t bytes), void (*release)(void *memory)) {
-    const struct lossynet_partition *partition = &comm->partition;
+void ln_exchange_open(struct lossynet_comm *comm, bool multicast, void *(*allocate)(size_t bytes),
+                      void (*release)(void *memory)) {
+    const struct ln_partition *partition = &comm->partition;
     const size_t local = (size_t)comm->workers.local, ranks = (size_t)comm->world.ranks;
     for (int phase = 0; phase < 2; phase++) {
-        struct lossynet_source *source = &comm->exchange.source[phase];
+        struct ln_source *source = &comm->exchange.source[phase];
         COMM_TAKE(comm, source->ready, local);
         COMM_TAKE(comm, source->cursor, ranks * local);
         COMM_TAKE(comm, source->next, ranks);
         COMM_TAKE(comm, comm->arrivals.survives[phase],
-                  lossynet_links(comm, phase == LOSSYNET_PARAMETER));
+                  ln_links(comm, phase == LOSSYNET_PARAMETER));
     }
     comm->exchange.release = release;
     open_inbox(comm, allocate);
     COMM_TAKE(comm, comm->exchange.elsewhere, local);
-    if (multicast) COMM_TAKE(comm, comm->arrivals.takes, lossynet_links(comm, false));
+    if (multicast) COMM_TAKE(comm, comm->arrivals.takes, ln_links(comm, false));
     comm->exchange.packet_bytes =
-        lossynet_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
-    if (lossynet_has_bf16(partition))
+        ln_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
+    if (ln_has_bf16(partition))
         COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
-    if (lossynet_has_blocks(partition) && !multicast && lossynet_remote_groups(comm) > 1) {
+    if (ln_has_blocks(partition) && !multicast && ln_remote_groups(comm) > 1) {
         COMM_TAKE(comm, comm->exchange.kept, owned_packets(comm) * comm->exchange.packet_bytes);
         COMM_TAKE(comm, comm->exchange.is_kept, owned_packets(comm));
     }
-    const struct lossynet_transport_shape shape = {
+    const struct ln_transport_shape shape = {
         .workers = comm->workers.count,
         .local = comm->workers.local,
         .buckets = partition->buckets,
         .packet_bytes = comm->exchange.packet_bytes,
-        .elements = lossynet_has_blocks(partition) ? WIRE_BLOCKS
-                    : lossynet_has_bf16(partition) ? WIRE_BF16
-                                                   : WIRE_FLOAT32,
+        .elements = ln_has_blocks(partition) ? WIRE_BLOCKS
+                    : ln_has_bf16(partition) ? WIRE_BF16
+                                             : WIRE_FLOAT32,
     };
-    const struct lossynet_transport_calls calls = {.context = comm,
-                                                   .next = next,
-                                                   .ready = ready,
-                                                   .expected = expected,
-                                                   .bytes = bytes,
-                                                   .deliver = deliver,
-                                                   .acknowledge = acknowledge};
-    lossynet_transport_shape(comm->transport, &comm->resources.pool, &shape, &calls);
+    const struct ln_transport_calls calls = {.context = comm,
+                                             .next = next,
+                                             .ready = ready,
+                                             .expected = expected,
+                                             .bytes = bytes,
+                                             .deliver = deliver,
+                                             .acknowledge = acknowledge};
+    ln_transport_shape(comm->transport, &comm->resources.pool, &shape, &calls);
 }
 
-void lossynet_exchange_close(struct lossynet_comm *comm) {
-    struct lossynet_exchange *exchange = &comm->exchange;
+void ln_exchange_close(struct lossynet_comm *comm) {
+    struct ln_exchange *exchange = &comm->exchange;
     for (int phase = 0; phase < 2; phase++) {
         free(exchange->source[phase].next);
         free(exchange->source[phase].cursor);

@@ -65,7 +65,7 @@ static inline void weighted_sum(float *out, const float *const *sender,
                 for (size_t j = 0; j < end - start; j++) sum[j] += w * x[j];
             } else {
                 const uint16_t *x = sender_bf16[i] + start;
-                for (size_t j = 0; j < end - start; j++) sum[j] += w * lossynet_bf16_widen(x[j]);
+                for (size_t j = 0; j < end - start; j++) sum[j] += w * ln_bf16_widen(x[j]);
             }
         }
         memcpy(out + start, sum, (end - start) * sizeof *out);
@@ -73,13 +73,13 @@ static inline void weighted_sum(float *out, const float *const *sender,
     }
 }
 
-void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
-                                 int senders, size_t n, size_t packet) {
+void ln_weighted_sum_plain(float *out, const float *const *sender, const float *weight, int senders,
+                           size_t n, size_t packet) {
     weighted_sum(out, sender, NULL, weight, senders, n, packet);
 }
 
-void lossynet_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender,
-                                      const float *weight, int senders, size_t n, size_t packet) {
+void ln_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender, const float *weight,
+                                int senders, size_t n, size_t packet) {
     weighted_sum(out, NULL, sender, weight, senders, n, packet);
 }
 
@@ -96,7 +96,7 @@ struct came {      /* what arrived of a packet */
 };
 
 /* inflate: 1/(1-p) for `ht` */
-static struct weights estimate(lossynet_estimator estimator, const struct lossynet_groups *groups,
+static struct weights estimate(lossynet_estimator estimator, const struct ln_groups *groups,
                                const struct came *came, double inflate) {
     const double n = groups->weights;
     struct weights w = {1.0 / n, 1.0 / n};
@@ -129,7 +129,7 @@ static struct weights estimate(lossynet_estimator estimator, const struct lossyn
  * network that changes; the factor 0.99 gives a memory of about 100 steps. */
 static double measured_inflation(const struct lossynet_comm *comm, int v, bool lossless) {
     if (lossless) return 1;
-    const struct lossynet_history *history = &comm->averaging.history[v];
+    const struct ln_history *history = &comm->averaging.history[v];
     if (history->arrived > 0) return history->expected / history->arrived;
     const struct lossynet_counters *now = &comm->stats.counters[comm->steps.current][v];
     uint64_t arrived = now->arrived[LOSSYNET_GRADIENT];
@@ -140,7 +140,7 @@ static double measured_inflation(const struct lossynet_comm *comm, int v, bool l
  * packet of all senders). */
 static double weight_of_mass(const struct lossynet_comm *comm, const int *partner,
                              const uint8_t *arrived, const float *mass, size_t stride) {
-    const struct lossynet_groups *groups = &comm->partition.groups;
+    const struct ln_groups *groups = &comm->partition.groups;
     double sum = 0;
     for (int g = 0; g < groups->count; g++) {
         const size_t s = (size_t)partner[g] * stride;
@@ -155,8 +155,8 @@ static double weight_of_mass(const struct lossynet_comm *comm, const int *partne
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
                          const float *mass, size_t stride, size_t count, double inflate,
                          float *weight) {
-    const struct lossynet_groups *groups = &comm->partition.groups;
-    const int *partner = lossynet_partners(&comm->partition, owner), home = groups->of[owner];
+    const struct ln_groups *groups = &comm->partition.groups;
+    const int *partner = ln_partners(&comm->partition, owner), home = groups->of[owner];
     for (size_t k = 0; k < count; k++, weight += groups->count) {
         struct came came = {.own = arrived[(size_t)owner * stride + k]};
         for (int g = 0; g < groups->count; g++) {
@@ -178,8 +178,8 @@ static void fill_weights(const struct lossynet_comm *comm, int owner, const uint
 
 /* Averages one of `parts` parts of a shard. */
 static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors, int v, int bucket,
-                         int part, int parts, float *weight, union lossynet_senders sender) {
-    const struct lossynet_partition *partition = &comm->partition;
+                         int part, int parts, float *weight, union ln_senders sender) {
+    const struct ln_partition *partition = &comm->partition;
     int owner = comm->workers.first + v;
     size_t row = (size_t)owner * (partition->buckets + 1) + bucket;
     size_t all = partition->owner_packet[row + 1] - partition->owner_packet[row];
@@ -187,29 +187,28 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     if (from == to) return;
 
     size_t offset, count, skip = from * partition->packet_elements;
-    lossynet_shard_span(partition, owner, bucket, &offset, &count);
-    const int groups = partition->groups.count, *partner = lossynet_partners(partition, owner);
+    ln_shard_span(partition, owner, bucket, &offset, &count);
+    const int groups = partition->groups.count, *partner = ln_partners(partition, owner);
     for (int g = 0; g < groups; g++) {
         const int s = partner[g];
         const void *elements =
-            lossynet_is_local(comm, s)
-                ? lossynet_element(comm, vectors[s - comm->workers.first], offset + skip)
-                : lossynet_inbox(comm, v, s, partition->owner_element[row] + skip);
+            ln_is_local(comm, s) ? ln_element(comm, vectors[s - comm->workers.first], offset + skip)
+                                 : ln_inbox(comm, v, s, partition->owner_element[row] + skip);
         if (comm->resources.bf16)
             sender.bf16[g] = (const uint16_t *)elements;
         else
             sender.float32[g] = (const float *)elements;
     }
-    const size_t n = lossynet_partition_owner_packets(partition, owner), /* packets of a link */
+    const size_t n = ln_partition_owner_packets(partition, owner), /* packets of a link */
         at = partition->owner_packet[row] + from;
     const uint8_t *arrived =
         comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
-    const float *mass = lossynet_feedback_mass(comm, v);
+    const float *mass = ln_feedback_mass(comm, v);
     fill_weights(comm, owner, arrived + at, mass ? mass + at : NULL, n, to - from,
                  comm->averaging.inflation[v], weight);
     if (to < all) count = to * partition->packet_elements;
     assert(skip < count && offset + count <= partition->elements);
-    float *out = lossynet_shard_of(comm, vectors[v], v, bucket).average;
+    float *out = ln_shard_of(comm, vectors[v], v, bucket).average;
     if (comm->resources.bf16)
         comm->averaging.weighted_sum_bf16(out + skip, sender.bf16, weight, groups, count - skip,
                                           partition->packet_elements);
@@ -230,17 +229,16 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
         for (int i = 0; i < comm->workers.local; i++) {
             int owner = comm->workers.first + v, s = comm->workers.first + i;
             size_t n;
-            uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, s, &n);
-            uint8_t *mask = first ? arrived : lossynet_scratch(comm);
-            lossynet_injected(comm, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
+            uint8_t *arrived = ln_arrived(comm, LOSSYNET_GRADIENT, v, s, &n);
+            uint8_t *mask = first ? arrived : ln_scratch(comm);
+            ln_injected(comm, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
             const bool counts = comm->feedback.unconfirmed.on && s != owner;
-            lossynet_withhold(comm, i, owner, n, mask);
-            size_t all, packet = lossynet_tx(comm, LOSSYNET_GRADIENT, i, owner, &all);
+            ln_withhold(comm, i, owner, n, mask);
+            size_t all, packet = ln_tx(comm, LOSSYNET_GRADIENT, i, owner, &all);
             float *mass =
                 counts ? comm->feedback.mass + (arrived - comm->arrivals.arrived[0]) : NULL;
             for (size_t k = 0; counts && k < n; k++)
-                mass[k] = lossynet_unconfirmed_mass(
-                    comm, lossynet_unconfirmed_gradients(comm, i, packet + k));
+                mass[k] = ln_unconfirmed_mass(comm, ln_unconfirmed_gradients(comm, i, packet + k));
             for (size_t k = 0; !first && k < n; k++) arrived[k] |= mask[k];
         }
     }
@@ -249,21 +247,21 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
 /* Adds this call's packets and bytes to the counters. Returns how many packets arrived. */
 static uint64_t count(struct lossynet_comm *comm, int v) {
     uint64_t expected, arrived;
-    lossynet_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
+    ln_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
     counters->expected[LOSSYNET_GRADIENT] += expected;
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const int worker = comm->workers.first + v;
     for (int owner = 0; owner < comm->workers.count; owner++)
-        if (owner != worker && lossynet_is_partner(partition, worker, owner))
+        if (owner != worker && ln_is_partner(partition, worker, owner))
             counters->bytes[LOSSYNET_GRADIENT] += partition->owner_bytes[LOSSYNET_GRADIENT][owner];
     return arrived;
 }
 
 static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
-    size_t n = lossynet_partition_owner_packets(&comm->partition, comm->workers.first + v);
-    struct lossynet_history *history = &comm->averaging.history[v];
+    size_t n = ln_partition_owner_packets(&comm->partition, comm->workers.first + v);
+    struct ln_history *history = &comm->averaging.history[v];
     const int others = comm->partition.groups.count - 1;
     history->expected = FORGET * history->expected + (double)(n * (size_t)others);
     history->arrived = FORGET * history->arrived + (double)arrived;
@@ -271,11 +269,11 @@ static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
 
 lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
                                       bool lossless) {
-    lossynet_status status = lossynet_shards_check(comm);
+    lossynet_status status = ln_shards_check(comm);
     if (status || comm->workers.count == 1 || comm->steps.reducing) return status;
-    status = lossynet_arrivals_settle(comm);
+    status = ln_arrivals_settle(comm);
     if (status) return status;
-    if (comm->transport) lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
+    if (comm->transport) ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
     comm->steps.reducing = true;
     comm->averaging.done = 0;
     return LOSSYNET_OK;
@@ -284,8 +282,8 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
 void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
     if (!comm->transport || !comm->steps.reducing) return;
     const int v = worker - comm->workers.first;
-    lossynet_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
-    lossynet_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
+    ln_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
+    ln_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
 }
 
 /* Counts the packets when the phase is over, and measures the loss rate for `ht`. */
@@ -301,14 +299,14 @@ static void account(struct lossynet_comm *comm, bool lossless) {
 /* Averages buckets first ... last. No more of their packets can come. */
 static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, int first, int last,
                             int parts) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
 #pragma omp parallel num_threads(comm->resources.threads)
     {
         size_t thread = (size_t)omp_get_thread_num();
         const size_t groups = (size_t)partition->groups.count;
         float *weight =
             comm->averaging.weights + thread * partition->largest_shard_packets * groups;
-        union lossynet_senders sender = comm->averaging.senders;
+        union ln_senders sender = comm->averaging.senders;
         if (comm->resources.bf16)
             sender.bf16 += thread * groups;
         else
@@ -333,8 +331,8 @@ static void estimate_bucket(struct lossynet_comm *comm, float *const *vectors, i
  * way. */
 static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *const *vectors) {
     while (comm->averaging.done < comm->partition.buckets) {
-        lossynet_status status = lossynet_transport_wait_bucket(comm->transport, LOSSYNET_GRADIENT,
-                                                                comm->averaging.done);
+        lossynet_status status =
+            ln_transport_wait_bucket(comm->transport, LOSSYNET_GRADIENT, comm->averaging.done);
         if (status) return status;
         estimate_bucket(comm, vectors, comm->averaging.done);
     }
@@ -345,16 +343,16 @@ static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *cons
  * of arrivals in the whole phase, and packets that are sent again come after all others. */
 static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
     return comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
-           (lossless || lossynet_retransmission_rounds(comm, LOSSYNET_GRADIENT) == 0);
+           (lossless || ln_retransmission_rounds(comm, LOSSYNET_GRADIENT) == 0);
 }
 
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket) {
     if (!comm->steps.reducing || !averages_early(comm, lossless) || comm->steps.skips) return false;
     /* Workers of this rank read each other's vectors. These are rounded only in lossynet_reduce. */
-    if (lossynet_rounds_vectors(comm) && comm->workers.local > 1) return false;
+    if (ln_rounds_vectors(comm) && comm->workers.local > 1) return false;
     if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
-    if (!lossynet_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
+    if (!ln_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
     if (bucket == 0) fill_masks(comm, lossless);
     estimate_bucket(comm, vectors, bucket);
     return true;
@@ -364,17 +362,17 @@ bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, 
 static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors,
                                   bool lossless) {
     lossynet_status status = LOSSYNET_OK;
-    int rounds = lossless ? 0 : lossynet_retransmission_rounds(comm, LOSSYNET_GRADIENT);
-    lossynet_rounds_count(comm, LOSSYNET_GRADIENT);
+    int rounds = lossless ? 0 : ln_retransmission_rounds(comm, LOSSYNET_GRADIENT);
+    ln_rounds_count(comm, LOSSYNET_GRADIENT);
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
-        status = lossynet_retransmission_ask(comm, LOSSYNET_GRADIENT);
+        status = ln_retransmission_ask(comm, LOSSYNET_GRADIENT);
         if (status) break;
         fill_masks(comm, false);
         if (!comm->transport) continue;
-        lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
-        lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, false);
-        lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);
-        status = lossynet_transport_end(comm->transport, LOSSYNET_GRADIENT);
+        ln_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+        ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, false);
+        ln_exchange_ready_all(comm, LOSSYNET_GRADIENT);
+        status = ln_transport_end(comm->transport, LOSSYNET_GRADIENT);
     }
     comm->steps.round = 0;
     return status;
@@ -390,18 +388,18 @@ static lossynet_status average_alone(struct lossynet_comm *comm, float *const *v
 
 /* Tells the senders what has arrived, or has the next gather tell them. */
 static lossynet_status tell_senders(struct lossynet_comm *comm, float *const *vectors) {
-    struct lossynet_acks *acks = &comm->arrivals.acks;
+    struct ln_acks *acks = &comm->arrivals.acks;
     if (!acks->deliver) return LOSSYNET_OK;
     if (acks->later) {
         memcpy(acks->vectors, vectors, (size_t)comm->workers.local * sizeof *vectors);
-        lossynet_arrivals_write(comm);
-        if (comm->feedback.mass) lossynet_feedback_count(comm);
+        ln_arrivals_write(comm);
+        if (comm->feedback.mass) ln_feedback_count(comm);
         return LOSSYNET_OK;
     }
-    lossynet_status status = lossynet_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
+    lossynet_status status = ln_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
     if (status || !comm->feedback.mass) return status;
-    lossynet_feedback_count(comm);
-    lossynet_feedback_keep(comm, vectors);
+    ln_feedback_count(comm);
+    ln_feedback_keep(comm, vectors);
     return LOSSYNET_OK;
 }
 
@@ -410,29 +408,28 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     if (status) return status;
     if (comm->workers.count == 1) return average_alone(comm, vectors);
     comm->steps.reducing = false;
-    lossynet_late_note(comm);
-    lossynet_feedback_rest(comm, vectors);
-    lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, false); /* packets within this rank */
-    if (comm->averaging.done == 0) fill_masks(comm, lossless);      /* else reduce_arrived did it */
+    ln_late_note(comm);
+    ln_feedback_rest(comm, vectors);
+    ln_round_others(comm, LOSSYNET_GRADIENT, vectors, false);  /* packets within this rank */
+    if (comm->averaging.done == 0) fill_masks(comm, lossless); /* else reduce_arrived did it */
     const bool early = averages_early(comm, lossless);
     if (comm->transport) {
-        lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);
+        ln_exchange_ready_all(comm, LOSSYNET_GRADIENT);
         /* Waits until all parameters of the last step have left, because owners are about to change
          * them. */
-        status = lossynet_transport_drain(comm->transport, LOSSYNET_PARAMETER);
+        status = ln_transport_drain(comm->transport, LOSSYNET_PARAMETER);
         if (!status && early) status = estimate_arriving(comm, vectors);
-        if (!status) status = lossynet_transport_end(comm->transport, LOSSYNET_GRADIENT);
+        if (!status) status = ln_transport_end(comm->transport, LOSSYNET_GRADIENT);
         if (status) return status;
     }
     status = retransmit(comm, vectors, lossless);
     if (status) return status;
     account(comm, lossless);
     if (!early) estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
-    status =
-        lossless ? LOSSYNET_OK : lossynet_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);
+    status = lossless ? LOSSYNET_OK : ln_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);
     if (!status) status = tell_senders(comm, vectors);
     if (status || !comm->transport) return status;
-    lossynet_arrivals_clear(comm, LOSSYNET_GRADIENT);
-    lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, lossless);
+    ln_arrivals_clear(comm, LOSSYNET_GRADIENT);
+    ln_exchange_receive(comm, LOSSYNET_GRADIENT, lossless);
     return LOSSYNET_OK;
 }

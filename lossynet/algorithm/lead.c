@@ -49,9 +49,8 @@ void lossynet_broadcast_ahead(struct lossynet_comm *comm, const float *const *ah
     comm->lead.used = ahead ? lead : 0;
 }
 
-void lossynet_lead_add(struct lossynet_comm *comm, const struct lossynet_ages *ages,
-                       const double *covariance) {
-    struct lossynet_lead_sums *sums = &comm->lead.sums;
+void ln_lead_add(struct lossynet_comm *comm, const struct ln_ages *ages, const double *covariance) {
+    struct ln_lead_sums *sums = &comm->lead.sums;
     sums->packets = FORGET * sums->packets + (double)ages->packets;
     sums->age = FORGET * sums->age + (double)ages->sum;
     sums->late.late = FORGET * sums->late.late + ages->late.late;
@@ -63,7 +62,7 @@ void lossynet_lead_add(struct lossynet_comm *comm, const struct lossynet_ages *a
 }
 
 /* How far replicas are behind the model, in steps: equation (1). */
-static double replicas_behind(const struct lossynet_lead_sums *sums) {
+static double replicas_behind(const struct ln_lead_sums *sums) {
     double behind = 0, fresh = 0, older = sums->packets;
     if (!(sums->covariance[0] > 0)) return sums->age / sums->packets;
     for (int k = 0; k < LOSSYNET_RING; k++) {
@@ -76,7 +75,7 @@ static double replicas_behind(const struct lossynet_lead_sums *sums) {
 }
 
 double lossynet_lead(const struct lossynet_comm *comm) {
-    const struct lossynet_lead_sums *sums = &comm->lead.sums;
+    const struct ln_lead_sums *sums = &comm->lead.sums;
     if (!(sums->packets > 0)) return 0;
     const double late = sums->late.others > 0 ? sums->late.late / sums->late.others : 0;
     return fmin(MOST, replicas_behind(sums) + late);

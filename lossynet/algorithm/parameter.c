@@ -23,25 +23,24 @@ lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossyne
     bool complete = shard != NULL;
     for (size_t i = 0; complete && i < shards; i++) complete = shard[i].average && shard[i].value;
     if (!complete)
-        lossynet_log_at(&comm->resources.log,
-                        "shards apart: expected memory for both averages and values");
+        ln_log_at(&comm->resources.log,
+                  "shards apart: expected memory for both averages and values");
     else if (comm->resources.memory.copy)
-        lossynet_log_at(&comm->resources.log,
-                        "shards apart: expected vectors in the host's memory");
+        ln_log_at(&comm->resources.log, "shards apart: expected vectors in the host's memory");
     if (!complete || comm->resources.memory.copy) return LOSSYNET_INVALID;
     if (!comm->resources.shard) comm->resources.shard = malloc(shards * sizeof *shard);
     if (!comm->resources.shard) {
-        lossynet_log_at(&comm->resources.log, "out of memory for the list of %zu shards", shards);
+        ln_log_at(&comm->resources.log, "out of memory for the list of %zu shards", shards);
         return LOSSYNET_NO_MEMORY;
     }
     memcpy(comm->resources.shard, shard, shards * sizeof *shard);
     return LOSSYNET_OK;
 }
 
-lossynet_status lossynet_shards_check(const struct lossynet_comm *comm) {
+lossynet_status ln_shards_check(const struct lossynet_comm *comm) {
     if (!comm->resources.bf16 || comm->resources.shard) return LOSSYNET_OK;
-    lossynet_log_at(&comm->resources.log,
-                    "vectors of bf16: expected lossynet_shards before the first phase");
+    ln_log_at(&comm->resources.log,
+              "vectors of bf16: expected lossynet_shards before the first phase");
     return LOSSYNET_INVALID;
 }
 
@@ -51,21 +50,19 @@ lossynet_status lossynet_shards_check(const struct lossynet_comm *comm) {
  * arrived. mask is in order of (bucket, packet). */
 static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors, int owner, int to,
                          const uint8_t *mask) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const int v = owner - comm->workers.first;
     float *target = vectors[to - comm->workers.first];
     size_t n;
-    uint8_t *arrived =
-        lossynet_arrived(comm, LOSSYNET_PARAMETER, to - comm->workers.first, owner, &n);
+    uint8_t *arrived = ln_arrived(comm, LOSSYNET_PARAMETER, to - comm->workers.first, owner, &n);
     for (size_t k = 0; k < n; k++) arrived[k] |= mask[k];
     for (int b = 0; b < partition->buckets; b++) {
-        size_t start, count, packets = lossynet_shard_packets(partition, b, owner);
-        lossynet_shard_span(partition, owner, b, &start, &count);
-        const float *source = lossynet_sent(comm, comm->lead.ahead, vectors[v], v, b);
+        size_t start, count, packets = ln_shard_packets(partition, b, owner);
+        ln_shard_span(partition, owner, b, &start, &count);
+        const float *source = ln_sent(comm, comm->lead.ahead, vectors[v], v, b);
         if (comm->resources.memory.masked_copy) {
-            const struct lossynet_rounding r =
-                lossynet_rounding_of(comm, LOSSYNET_PARAMETER, owner, start);
-            lossynet_round_there(comm, &r, target + start, source, mask, count);
+            const struct ln_rounding r = ln_rounding_of(comm, LOSSYNET_PARAMETER, owner, start);
+            ln_round_there(comm, &r, target + start, source, mask, count);
             mask += packets;
             continue;
         }
@@ -76,13 +73,13 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
                 size_t from = k * partition->packet_elements,
                        until = run * partition->packet_elements;
                 if (until > count) until = count;
-                const struct lossynet_rounding r =
-                    lossynet_rounding_of(comm, LOSSYNET_PARAMETER, owner, start + from);
-                void *elements = lossynet_element(comm, target, start + from);
+                const struct ln_rounding r =
+                    ln_rounding_of(comm, LOSSYNET_PARAMETER, owner, start + from);
+                void *elements = ln_element(comm, target, start + from);
                 if (comm->resources.bf16)
-                    lossynet_elements_narrow(&r, (uint16_t *)elements, source + from, until - from);
+                    ln_elements_narrow(&r, (uint16_t *)elements, source + from, until - from);
                 else
-                    lossynet_elements_copy(&r, (float *)elements, source + from, until - from);
+                    ln_elements_copy(&r, (float *)elements, source + from, until - from);
             }
             k = run + 1;
         }
@@ -95,12 +92,12 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
 /* Packets that have arrived become fresh. All other packets that the worker does not own become one
  * step older. */
 static void grow_older(const struct lossynet_comm *comm, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
     for (int owner = 0; owner < comm->workers.count; owner++) {
-        if (!lossynet_is_partner(partition, comm->workers.first + v, owner)) continue;
+        if (!ln_is_partner(partition, comm->workers.first + v, owner)) continue;
         size_t n;
-        const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_PARAMETER, v, owner, &n);
+        const uint8_t *arrived = ln_arrived(comm, LOSSYNET_PARAMETER, v, owner, &n);
         for (int b = 0; b < partition->buckets; b++) {
             const size_t *shard = partition->shard_packet + (size_t)b * comm->workers.count + owner;
             for (size_t p = shard[0]; p < shard[1]; p++)
@@ -110,9 +107,9 @@ static void grow_older(const struct lossynet_comm *comm, int v) {
 }
 
 static void count(struct lossynet_comm *comm, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     uint64_t expected, arrived;
-    lossynet_arrivals_count(comm, LOSSYNET_PARAMETER, v, &expected, &arrived);
+    ln_arrivals_count(comm, LOSSYNET_PARAMETER, v, &expected, &arrived);
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.of_broadcast][v];
     counters->expected[LOSSYNET_PARAMETER] += expected;
     counters->arrived[LOSSYNET_PARAMETER] += arrived;
@@ -130,10 +127,10 @@ static void copy_local(const struct lossynet_comm *comm, float *const *vectors, 
     for (int s = 0; s < comm->workers.local; s++) {
         for (int v = 0; v < comm->workers.local; v++) {
             int owner = comm->workers.first + s, to = comm->workers.first + v;
-            if (s == v || !lossynet_is_partner(&comm->partition, to, owner)) continue;
-            size_t n = lossynet_partition_owner_packets(&comm->partition, owner);
-            uint8_t *mask = lossynet_scratch(comm);
-            lossynet_injected(comm, LOSSYNET_PARAMETER, owner, to, n, lossless, mask);
+            if (s == v || !ln_is_partner(&comm->partition, to, owner)) continue;
+            size_t n = ln_partition_owner_packets(&comm->partition, owner);
+            uint8_t *mask = ln_scratch(comm);
+            ln_injected(comm, LOSSYNET_PARAMETER, owner, to, n, lossless, mask);
             copy_arrived(comm, vectors, owner, to, mask);
         }
     }
@@ -142,9 +139,9 @@ static void copy_local(const struct lossynet_comm *comm, float *const *vectors, 
 /* Sends the packets for the first time, or in a round of retransmission. */
 static void send(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     if (comm->transport) {
-        lossynet_exchange_send(comm, LOSSYNET_PARAMETER, vectors, lossless);
-        lossynet_exchange_receive(comm, LOSSYNET_PARAMETER, lossless);
-        lossynet_exchange_ready_all(comm, LOSSYNET_PARAMETER);
+        ln_exchange_send(comm, LOSSYNET_PARAMETER, vectors, lossless);
+        ln_exchange_receive(comm, LOSSYNET_PARAMETER, lossless);
+        ln_exchange_ready_all(comm, LOSSYNET_PARAMETER);
     }
     copy_local(comm, vectors, lossless);
 }
@@ -152,11 +149,11 @@ static void send(struct lossynet_comm *comm, float *const *vectors, bool lossles
 /* Makes the rounds of retransmission, and ends the phase. */
 static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors) {
     lossynet_status status = LOSSYNET_OK;
-    const int rounds = lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER);
+    const int rounds = ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
-        if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
-        if (comm->steps.round == 1) lossynet_rounds_count(comm, LOSSYNET_PARAMETER);
-        if (!status) status = lossynet_retransmission_ask(comm, LOSSYNET_PARAMETER);
+        if (comm->transport) status = ln_transport_end(comm->transport, LOSSYNET_PARAMETER);
+        if (comm->steps.round == 1) ln_rounds_count(comm, LOSSYNET_PARAMETER);
+        if (!status) status = ln_retransmission_ask(comm, LOSSYNET_PARAMETER);
         if (!status) send(comm, vectors, false);
     }
     comm->steps.round = 0;
@@ -166,29 +163,28 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
 lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
                                          bool lossless) {
     lossynet_status status = lossynet_broadcast_end(comm);
-    if (!status) status = lossynet_shards_check(comm);
+    if (!status) status = ln_shards_check(comm);
     if (status || comm->workers.count == 1) return status;
-    status = lossynet_arrivals_settle(comm);
+    status = ln_arrivals_settle(comm);
     if (status) return status;
     comm->steps.broadcast_step = comm->steps.step;
     comm->steps.of_broadcast = comm->steps.current;
-    lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
-    lossynet_rounds_choose(comm);
+    ln_arrivals_clear(comm, LOSSYNET_PARAMETER);
+    ln_rounds_choose(comm);
     send(comm, vectors, lossless);
     comm->steps.broadcasting = true;
-    const int rounds = lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER);
+    const int rounds = ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
     return rounds && !lossless ? retransmit(comm, vectors) : LOSSYNET_OK;
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {
     if (waited) *waited = 0;
     if (!comm->steps.broadcasting || !comm->transport ||
-        lossynet_transport_bucket_is_over(comm->transport, LOSSYNET_PARAMETER, bucket))
+        ln_transport_bucket_is_over(comm->transport, LOSSYNET_PARAMETER, bucket))
         return LOSSYNET_OK;
-    double start = lossynet_now();
-    lossynet_status status =
-        lossynet_transport_wait_bucket(comm->transport, LOSSYNET_PARAMETER, bucket);
-    if (waited) *waited = lossynet_now() - start;
+    double start = ln_now();
+    lossynet_status status = ln_transport_wait_bucket(comm->transport, LOSSYNET_PARAMETER, bucket);
+    if (waited) *waited = ln_now() - start;
     return status;
 }
 
@@ -196,16 +192,16 @@ lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
     if (!comm->steps.broadcasting) return LOSSYNET_OK;
     comm->steps.broadcasting = false;
     lossynet_status status = LOSSYNET_OK;
-    if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
+    if (comm->transport) status = ln_transport_end(comm->transport, LOSSYNET_PARAMETER);
     if (status) return status;
-    if (lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER) == 0)
-        lossynet_rounds_count(comm, LOSSYNET_PARAMETER);
+    if (ln_retransmission_rounds(comm, LOSSYNET_PARAMETER) == 0)
+        ln_rounds_count(comm, LOSSYNET_PARAMETER);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         grow_older(comm, v);
         count(comm, v);
     }
-    return lossynet_arrivals_trace(comm, LOSSYNET_PARAMETER, comm->steps.broadcast_step);
+    return ln_arrivals_trace(comm, LOSSYNET_PARAMETER, comm->steps.broadcast_step);
 }
 
 lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vectors,
@@ -217,7 +213,7 @@ lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vec
 /* ---- fresh elements ---- */
 
 /* First element of a packet. */
-static size_t packet_element(const struct lossynet_partition *partition, size_t packet) {
+static size_t packet_element(const struct ln_partition *partition, size_t packet) {
     if (packet >= partition->packets) return partition->elements;
     size_t low = 0, high = (size_t)partition->buckets * partition->workers;
     while (high - low > 1) { /* shard_packet[low] <= packet < shard_packet[high] */
@@ -235,7 +231,7 @@ bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *c
                          size_t *offset, size_t *count) {
     /* Packets are numbered in order of their elements and without gaps. So a run of fresh packets
      * is a run of elements. */
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const uint32_t *age =
         comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
     size_t first = *cursor;
@@ -257,7 +253,7 @@ size_t lossynet_packet_elements(const struct lossynet_comm *comm) {
 
 size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
                               uint32_t *ages) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const uint32_t *age =
         comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
     size_t n = 0;
@@ -272,13 +268,13 @@ size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int 
 /* `fresh` holds only this bucket's elements. */
 static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *vectors, int bucket,
                                      float *fresh) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const size_t *start = partition->shard_element + (size_t)bucket * comm->workers.count;
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         size_t offset, count;
-        lossynet_shard_span(partition, comm->workers.first + v, bucket, &offset, &count);
-        const float *owned = lossynet_shard_of(comm, vectors[v], v, bucket).value;
+        ln_shard_span(partition, comm->workers.first + v, bucket, &offset, &count);
+        const float *owned = ln_shard_of(comm, vectors[v], v, bucket).value;
         float *to = fresh + (offset - start[0]);
         if (comm->resources.memory.copy)
             comm->resources.memory.copy(to, owned, count * sizeof *to);
@@ -290,19 +286,19 @@ static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *v
     for (int r = 0; r <= comm->world.ranks; r++)
         comm->stats.gather_offset[r] =
             (start[(size_t)r * comm->workers.local] - start[0]) * sizeof *fresh;
-    return lossynet_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
+    return ln_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
 }
 
 lossynet_status lossynet_gather_bucket(struct lossynet_comm *comm, float *const *vectors,
                                        int bucket, float *fresh) {
-    lossynet_status status = lossynet_shards_check(comm);
+    lossynet_status status = ln_shards_check(comm);
     return status ? status : gather_bucket(comm, vectors, bucket, fresh);
 }
 
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh) {
-    const struct lossynet_partition *partition = &comm->partition;
-    lossynet_status status = lossynet_shards_check(comm);
+    const struct ln_partition *partition = &comm->partition;
+    lossynet_status status = ln_shards_check(comm);
     for (int b = 0; b < partition->buckets && !status; b++)
         status = gather_bucket(comm, vectors, b,
                                fresh + partition->shard_element[(size_t)b * comm->workers.count]);

@@ -27,10 +27,10 @@
 
 enum { AGES = 64 }; /* classes of steps missing: 0 ... 62, and more */
 
-void lossynet_retransmission_open(struct lossynet_comm *comm) {
+void ln_retransmission_open(struct lossynet_comm *comm) {
     size_t packets = 0;
     for (int phase = 0; phase < 2; phase++) {
-        const size_t links = lossynet_links(comm, phase == LOSSYNET_GRADIENT);
+        const size_t links = ln_links(comm, phase == LOSSYNET_GRADIENT);
         if (comm->retransmission.rounds[phase] && packets < links) packets = links;
     }
     if (!packets) return;
@@ -39,7 +39,7 @@ void lossynet_retransmission_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, comm->retransmission.sends, (size_t)comm->world.ranks);
 }
 
-void lossynet_retransmission_close(struct lossynet_comm *comm) {
+void ln_retransmission_close(struct lossynet_comm *comm) {
     free(comm->retransmission.first[0]);
     free(comm->retransmission.first[1]);
     free(comm->retransmission.sends);
@@ -47,8 +47,8 @@ void lossynet_retransmission_close(struct lossynet_comm *comm) {
     free(comm->retransmission.asks);
 }
 
-int lossynet_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase) {
-    const struct lossynet_retransmission *r = &comm->retransmission;
+int ln_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase) {
+    const struct ln_retransmission *r = &comm->retransmission;
     if (comm->loss.replay) return 0;
     return r->measured[phase] ? (int)r->sums.rounds[phase] : r->rounds[phase];
 }
@@ -71,24 +71,24 @@ struct wanted { /* the packets of a phase that are for local worker v */
 static size_t packets_for(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
     size_t packets = 0, n;
     for (int sender = 0; sender < comm->workers.count; sender++) {
-        lossynet_rx(comm, phase, v, sender, &n);
+        ln_rx(comm, phase, v, sender, &n);
         packets += n;
     }
     return packets;
 }
 
 static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const bool gradient = phase == LOSSYNET_GRADIENT;
-    size_t own = lossynet_partition_owner_packets(partition, comm->workers.first + v), n;
-    size_t start = lossynet_rx(comm, phase, v, 0, &n);
+    size_t own = ln_partition_owner_packets(partition, comm->workers.first + v), n;
+    size_t start = ln_rx(comm, phase, v, 0, &n);
     return (struct wanted){
         .worker = comm->workers.first + v,
         .count = packets_for(comm, phase, v),
         .own = own,
         .arrived = comm->arrivals.arrived[phase] + start,
         .asks = comm->retransmission.asks + start,
-        .mass = gradient ? lossynet_feedback_mass(comm, v) : NULL,
+        .mass = gradient ? ln_feedback_mass(comm, v) : NULL,
         .age = gradient ? NULL : comm->arrivals.age + (size_t)v * partition->packets,
         .sends = comm->retransmission.sends,
         .local = comm->workers.local,
@@ -102,11 +102,11 @@ static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase 
  * number of workers. */
 static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int r, size_t *index,
                    size_t *at, size_t *count) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const int bucket = r / partition->workers, owner = r % partition->workers;
     *count = 0;
-    if (w->age ? !lossynet_is_partner(partition, w->worker, owner)
-               : !lossynet_is_partner(partition, owner, w->worker))
+    if (w->age ? !ln_is_partner(partition, w->worker, owner)
+               : !ln_is_partner(partition, owner, w->worker))
         return;
     if (!w->age) { /* GRADIENT: all packets from sender r */
         *index = *at = (size_t)r * w->own;
@@ -115,7 +115,7 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
     }
     *index = partition->shard_packet[r];
     *count = partition->shard_packet[r + 1] - *index;
-    *at = partition->owner_start[owner] + lossynet_packets_before(partition, bucket, owner);
+    *at = partition->owner_start[owner] + ln_packets_before(partition, bucket, owner);
 }
 
 /* For how many steps a packet has been missing; 0: it has arrived, or its sender will not send it
@@ -149,17 +149,16 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
      * exactly `cut` steps. */
     for (; cut > 0 && aged[cut] <= left; cut--) left -= aged[cut];
     size_t among = cut > 0 ? aged[cut] : 0;
-    uint64_t lot =
-        lossynet_mix(comm->loss.seed ^ (uint64_t)phase << 32 ^ (uint64_t)comm->steps.round);
-    lot = lossynet_mix(lot ^ comm->steps.step);
-    lot = lossynet_mix(lot ^ (uint64_t)(comm->workers.first + v));
+    uint64_t lot = ln_mix(comm->loss.seed ^ (uint64_t)phase << 32 ^ (uint64_t)comm->steps.round);
+    lot = ln_mix(lot ^ comm->steps.step);
+    lot = ln_mix(lot ^ (uint64_t)(comm->workers.first + v));
     for (int r = 0; r < w.runs; r++) {
         run_of(comm, &w, r, &index, &at, &count);
         for (size_t k = 0; k < count; k++) {
             const size_t steps = missing_for(&w, r % comm->workers.count, index + k, at + k);
             bool asks = steps > cut;
             if (steps == cut && among > 0) { /* each with left/among (Knuth's selection sampling) */
-                asks = lossynet_mix(lot + index + k) % among-- < left;
+                asks = ln_mix(lot + index + k) % among-- < left;
                 left -= asks;
             }
             w.asks[at + k] = asks;
@@ -173,37 +172,37 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
 /* Counts the packets that local sender v will send again to the others. Injected loss may still
  * drop them. */
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
     for (int receiver = 0; receiver < comm->workers.count; receiver++) {
         if (receiver == comm->workers.first + v) continue;
         int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->workers.first + v;
-        size_t n, start = lossynet_tx(comm, phase, v, receiver, &n);
-        uint8_t *leaves = lossynet_scratch(comm);
+        size_t n, start = ln_tx(comm, phase, v, receiver, &n);
+        uint8_t *leaves = ln_scratch(comm);
         if (n == 0) continue; /* no partner */
         for (size_t k = 0; k < n; k++) leaves[k] = !comm->arrivals.acked[phase][start + k];
-        if (phase == LOSSYNET_GRADIENT) lossynet_withhold(comm, v, receiver, n, leaves);
+        if (phase == LOSSYNET_GRADIENT) ln_withhold(comm, v, receiver, n, leaves);
         for (int b = 0; b < partition->buckets; b++) {
             const size_t *row =
                 partition->owner_packet + (size_t)owner * (partition->buckets + 1) + b;
             for (size_t k = row[0]; k < row[1]; k++) {
                 size_t offset, count;
                 if (!leaves[k]) continue;
-                lossynet_packet_span(partition, b, owner, k - row[0], &offset, &count);
-                counters->bytes[phase] += lossynet_payload_bytes(partition->dtype[phase], count);
+                ln_packet_span(partition, b, owner, k - row[0], &offset, &count);
+                counters->bytes[phase] += ln_payload_bytes(partition->dtype[phase], count);
                 counters->resent[phase]++;
             }
         }
     }
 }
 
-lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase) {
+lossynet_status ln_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase) {
     for (int r = 0; r < comm->world.ranks; r++)
         comm->retransmission.sends[r] = !comm->steps.skips || r == comm->world.rank ||
-                                        lossynet_transport_sends_again(comm->transport, phase, r);
+                                        ln_transport_sends_again(comm->transport, phase, r);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) ask(comm, phase, v);
-    lossynet_status status = lossynet_arrivals_acknowledge(comm, phase);
+    lossynet_status status = ln_arrivals_acknowledge(comm, phase);
     if (status) return status;
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) count_resent(comm, phase, v);

@@ -11,19 +11,19 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
-                                              lossynet_phase phase, int sender, size_t offset) {
-    struct lossynet_rounding r = {.dtype = comm->partition.dtype[phase], .offset = offset};
-    if (phase == LOSSYNET_PARAMETER || !lossynet_has_blocks(&comm->partition)) return r;
+struct ln_rounding ln_rounding_of(const struct lossynet_comm *comm, lossynet_phase phase,
+                                  int sender, size_t offset) {
+    struct ln_rounding r = {.dtype = comm->partition.dtype[phase], .offset = offset};
+    if (phase == LOSSYNET_PARAMETER || !ln_has_blocks(&comm->partition)) return r;
     r.random = true;
-    r.key = lossynet_mix(comm->loss.seed ^ 0x726f756e64u /* "round" */);
-    r.key = lossynet_mix(r.key ^ comm->steps.step);
-    r.key = lossynet_mix(r.key ^ (uint64_t)sender);
+    r.key = ln_mix(comm->loss.seed ^ 0x726f756e64u /* "round" */);
+    r.key = ln_mix(r.key ^ comm->steps.step);
+    r.key = ln_mix(r.key ^ (uint64_t)sender);
     return r;
 }
 
-void lossynet_round_there(const struct lossynet_comm *comm, const struct lossynet_rounding *r,
-                          float *to, const float *from, const uint8_t *arrived, size_t n) {
+void ln_round_there(const struct lossynet_comm *comm, const struct ln_rounding *r, float *to,
+                    const float *from, const uint8_t *arrived, size_t n) {
     const struct lossynet_memory *memory = &comm->resources.memory;
     const size_t packet = comm->partition.packet_elements;
     const uint64_t key = r->key + r->offset;
@@ -32,37 +32,36 @@ void lossynet_round_there(const struct lossynet_comm *comm, const struct lossyne
     else if (r->dtype == LOSSYNET_BF16)
         memory->masked_round(to, from, arrived, n, packet);
     else
-        memory->round_blocks(to, from, arrived, n, packet, lossynet_block_bits(r->dtype),
+        memory->round_blocks(to, from, arrived, n, packet, ln_block_bits(r->dtype),
                              r->random ? &key : NULL);
 }
 
 /* Rounds the shards of `owner` in local worker v's vector. */
 static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                          float *vector, int owner) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     struct lossynet_part part;
     lossynet_replayed(comm, comm->workers.first + v, &part);
     /* A worker that leaves a replayed step out keeps its residual as it is. */
     float *residual =
-        phase == LOSSYNET_GRADIENT && part.takes_part ? lossynet_feedback_error(comm, v) : NULL;
-    uint8_t *all = lossynet_scratch(comm);
+        phase == LOSSYNET_GRADIENT && part.takes_part ? ln_feedback_error(comm, v) : NULL;
+    uint8_t *all = ln_scratch(comm);
     if (comm->resources.memory.masked_copy) memset(all, 1, partition->largest_owner_packets);
     for (int b = 0; b < partition->buckets; b++) {
         size_t offset, count;
-        lossynet_shard_span(partition, owner, b, &offset, &count);
+        ln_shard_span(partition, owner, b, &offset, &count);
         float *shard = vector + offset;
-        const struct lossynet_rounding r =
-            lossynet_rounding_of(comm, phase, comm->workers.first + v, offset);
+        const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, offset);
         if (comm->resources.memory.masked_copy) {
-            lossynet_round_there(comm, &r, shard, shard, all, count);
+            ln_round_there(comm, &r, shard, shard, all, count);
             continue;
         }
         if (comm->resources.bf16) {
-            lossynet_elements_round_bf16(&r, lossynet_element(comm, vector, offset), count);
+            ln_elements_round_bf16(&r, ln_element(comm, vector, offset), count);
             continue;
         }
         if (residual) memcpy(residual + offset, shard, count * sizeof *shard);
-        lossynet_elements_copy(&r, shard, shard, count);
+        ln_elements_copy(&r, shard, shard, count);
         for (size_t e = 0; residual && e < count; e++) residual[offset + e] -= shard[e];
     }
 }
@@ -73,26 +72,25 @@ static void round_apart(const struct lossynet_comm *comm, int v, int owner) {
     const int worker = comm->workers.first + v;
     for (int b = 0; b < comm->partition.buckets; b++) {
         size_t offset, count;
-        lossynet_shard_span(&comm->partition, owner, b, &offset, &count);
-        const struct lossynet_rounding r =
-            lossynet_rounding_of(comm, LOSSYNET_GRADIENT, worker, offset);
+        ln_shard_span(&comm->partition, owner, b, &offset, &count);
+        const struct ln_rounding r = ln_rounding_of(comm, LOSSYNET_GRADIENT, worker, offset);
         const uint64_t key = r.key + r.offset;
         if (count)
-            apart->round(apart->context, worker, offset, count, lossynet_block_bits(r.dtype), &key);
+            apart->round(apart->context, worker, offset, count, ln_block_bits(r.dtype), &key);
     }
 }
 
-void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
-                           float *const *vectors, bool remote) {
-    if (!lossynet_rounds_vectors(comm)) return;
-    const bool apart = phase == LOSSYNET_GRADIENT && lossynet_has_blocks(&comm->partition) &&
-                       comm->feedback.apart.round;
+void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
+                     bool remote) {
+    if (!ln_rounds_vectors(comm)) return;
+    const bool apart =
+        phase == LOSSYNET_GRADIENT && ln_has_blocks(&comm->partition) && comm->feedback.apart.round;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int owner = 0; owner < comm->workers.count; owner++) {
             const int worker = comm->workers.first + v;
-            if (owner == worker || lossynet_is_local(comm, owner) == remote ||
-                !lossynet_is_partner(&comm->partition, worker, owner))
+            if (owner == worker || ln_is_local(comm, owner) == remote ||
+                !ln_is_partner(&comm->partition, worker, owner))
                 continue;
             if (apart) round_apart(comm, v, owner);
             if (!apart || !remote) round_shards(comm, phase, v, vectors[v], owner);
@@ -101,14 +99,14 @@ void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phas
 }
 
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors) {
-    lossynet_round_others(comm, LOSSYNET_PARAMETER, vectors, false);
-    lossynet_round_others(comm, LOSSYNET_PARAMETER, vectors, true);
+    ln_round_others(comm, LOSSYNET_PARAMETER, vectors, false);
+    ln_round_others(comm, LOSSYNET_PARAMETER, vectors, true);
 }
 
 void lossynet_narrow_parameters(const struct lossynet_comm *comm, uint16_t *to, const void *values,
                                 size_t offset, size_t n) {
     enum { PIECE = 32 * LOSSYNET_BLOCK };
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     const size_t *end = partition->shard_element + 1;
     for (size_t done = 0, count; done < n; done += count) {
         float piece[PIECE];
@@ -116,7 +114,7 @@ void lossynet_narrow_parameters(const struct lossynet_comm *comm, uint16_t *to, 
         count = *end - (offset + done) < n - done ? *end - (offset + done) : n - done;
         if (count > PIECE) count = PIECE;
         memcpy(piece, (const char *)values + done * sizeof *piece, count * sizeof *piece);
-        const struct lossynet_rounding r = {.dtype = partition->dtype[LOSSYNET_PARAMETER]};
-        lossynet_elements_narrow(&r, to + done, piece, count);
+        const struct ln_rounding r = {.dtype = partition->dtype[LOSSYNET_PARAMETER]};
+        ln_elements_narrow(&r, to + done, piece, count);
     }
 }

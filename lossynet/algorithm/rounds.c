@@ -35,24 +35,23 @@ int lossynet_rounds_at(lossynet_phase phase, double p, double budget) {
     return rounds;
 }
 
-int lossynet_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase) {
+int ln_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase) {
     const int rounds = settings->retransmission_rounds[phase];
     if (rounds != LOSSYNET_ROUNDS_MEASURED || !settings->network.skip_late) return rounds;
     return lossynet_rounds_at(phase, settings->loss.rate[phase], settings->retransmission_budget);
 }
 
-void lossynet_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings) {
-    struct lossynet_retransmission *r = &comm->retransmission;
+void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings) {
+    struct ln_retransmission *r = &comm->retransmission;
     r->budget = settings->retransmission_budget;
     for (int phase = 0; phase < 2; phase++) {
-        const int planned = lossynet_rounds_planned(settings, (lossynet_phase)phase);
+        const int planned = ln_rounds_planned(settings, (lossynet_phase)phase);
         r->measured[phase] = planned == LOSSYNET_ROUNDS_MEASURED;
         r->rounds[phase] = r->measured[phase] ? LOSSYNET_ROUNDS_MOST : planned;
         if (!r->measured[phase]) continue;
         /* As if one step had lost what is injected. */
         const double packets = (double)comm->partition.packets * (comm->partition.groups.count - 1);
-        const double p =
-            lossynet_loss_mean(&comm->loss, (lossynet_phase)phase, comm->workers.count);
+        const double p = ln_loss_mean(&comm->loss, (lossynet_phase)phase, comm->workers.count);
         r->sums.sent[phase] = packets;
         r->sums.lost[phase] = p * packets;
         r->sums.rounds[phase] = lossynet_rounds_at((lossynet_phase)phase, p, r->budget);
@@ -60,15 +59,15 @@ void lossynet_rounds_open(struct lossynet_comm *comm, const struct lossynet_sett
     }
 }
 
-void lossynet_rounds_count(struct lossynet_comm *comm, lossynet_phase phase) {
-    struct lossynet_retransmission *r = &comm->retransmission;
+void ln_rounds_count(struct lossynet_comm *comm, lossynet_phase phase) {
+    struct ln_retransmission *r = &comm->retransmission;
     if (!r->measured[phase]) return;
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
-        struct lossynet_total all = {0};
+        struct ln_total all = {0};
         for (int sender = 0; sender < comm->workers.count; sender++) {
             size_t n;
-            const uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
+            const uint8_t *arrived = ln_arrived(comm, phase, v, sender, &n);
             if (sender == comm->workers.first + v) continue;
             all.expected += n;
             for (size_t k = 0; k < n; k++) all.arrived += arrived[k];
@@ -77,17 +76,17 @@ void lossynet_rounds_count(struct lossynet_comm *comm, lossynet_phase phase) {
     }
 }
 
-void lossynet_rounds_add(struct lossynet_comm *comm, const struct lossynet_ages *ages) {
-    struct lossynet_rounds_sums *sums = &comm->retransmission.sums;
+void ln_rounds_add(struct lossynet_comm *comm, const struct ln_ages *ages) {
+    struct ln_rounds_sums *sums = &comm->retransmission.sums;
     for (int phase = 0; phase < 2; phase++) {
-        const struct lossynet_total *first = &ages->first[phase];
+        const struct ln_total *first = &ages->first[phase];
         sums->sent[phase] = FORGET * sums->sent[phase] + (double)first->expected;
         sums->lost[phase] = FORGET * sums->lost[phase] + (double)(first->expected - first->arrived);
     }
 }
 
-void lossynet_rounds_choose(struct lossynet_comm *comm) {
-    struct lossynet_retransmission *r = &comm->retransmission;
+void ln_rounds_choose(struct lossynet_comm *comm) {
+    struct ln_retransmission *r = &comm->retransmission;
     for (int phase = 0; phase < 2; phase++)
         if (r->measured[phase] && r->sums.sent[phase] > 0)
             r->sums.rounds[phase] = lossynet_rounds_at(

@@ -21,8 +21,8 @@ enum { STATE_VERSION = 1 };
 
 struct worker_state {
     uint64_t fingerprint;
-    struct lossynet_history history;
-    struct lossynet_total total;
+    struct ln_history history;
+    struct ln_total total;
     /* After it: uint64_t chain[2][workers]; uint32_t age[packets];
      * with error feedback: float residual[elements], mass[workers][its packets] */
 };
@@ -30,28 +30,28 @@ struct worker_state {
 struct common_state {
     uint64_t fingerprint;
     uint64_t measured;
-    /* After it: float fresh[samples], change[RING][samples]; then struct lossynet_lead_sums, float
-     * model[samples], then struct lossynet_rounds_sums. States of earlier versions end before the
+    /* After it: float fresh[samples], change[RING][samples]; then struct ln_lead_sums, float
+     * model[samples], then struct ln_rounds_sums. States of earlier versions end before the
      * first or before the second of these structs */
 };
 
 /* A hash of how vectors are cut, and of whose state it is. */
 static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
-    const struct lossynet_partition *partition = &comm->partition;
-    uint64_t hash = lossynet_mix(STATE_VERSION);
+    const struct ln_partition *partition = &comm->partition;
+    uint64_t hash = ln_mix(STATE_VERSION);
     for (int i = 0; i <= partition->buckets * comm->workers.count; i++) {
-        hash = lossynet_mix(hash ^ partition->shard_element[i]);
-        hash = lossynet_mix(hash ^ partition->shard_packet[i]);
+        hash = ln_mix(hash ^ partition->shard_element[i]);
+        hash = ln_mix(hash ^ partition->shard_packet[i]);
     }
-    hash = lossynet_mix(hash ^ (uint64_t)comm->workers.count);
-    const uint64_t groups = lossynet_groups_fingerprint(&partition->groups);
-    if (groups > 1) hash = lossynet_mix(hash ^ groups);
-    hash = lossynet_mix(hash ^ partition->packet_elements);
-    hash = lossynet_mix(hash ^ (uint64_t)(int64_t)worker);
+    hash = ln_mix(hash ^ (uint64_t)comm->workers.count);
+    const uint64_t groups = ln_groups_fingerprint(&partition->groups);
+    if (groups > 1) hash = ln_mix(hash ^ groups);
+    hash = ln_mix(hash ^ partition->packet_elements);
+    hash = ln_mix(hash ^ (uint64_t)(int64_t)worker);
     if (worker != LOSSYNET_ALL_WORKERS) return hash;
     /* which elements are sampled (drift.c) */
-    hash = lossynet_mix(hash ^ (uint64_t)comm->drift.samples);
-    return lossynet_mix(hash ^ comm->loss.seed);
+    hash = ln_mix(hash ^ (uint64_t)comm->drift.samples);
+    return ln_mix(hash ^ comm->loss.seed);
 }
 
 static size_t drift_floats(const struct lossynet_comm *comm) {
@@ -63,8 +63,8 @@ static size_t chain_words(const struct lossynet_comm *comm) { /* of a worker, bo
 }
 
 static size_t mass_bytes(const struct lossynet_comm *comm, int worker) {
-    return lossynet_partition_owner_packets(&comm->partition, worker) *
-           (size_t)comm->workers.count * sizeof(float);
+    return ln_partition_owner_packets(&comm->partition, worker) * (size_t)comm->workers.count *
+           sizeof(float);
 }
 
 static size_t residual_bytes(const struct lossynet_comm *comm) {
@@ -91,7 +91,7 @@ size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
 }
 
 static void save_common(const struct lossynet_comm *comm, char *out) {
-    const struct lossynet_drift_state *drift = &comm->drift;
+    const struct ln_drift_state *drift = &comm->drift;
     struct common_state state = {fingerprint(comm, LOSSYNET_ALL_WORKERS), drift->measured};
     size_t n = (size_t)drift->samples;
     memcpy(out, &state, sizeof state);
@@ -128,8 +128,8 @@ static void save_worker(const struct lossynet_comm *comm, int v, char *out) {
            comm->partition.packets * sizeof *comm->arrivals.age);
     if (!comm->feedback.mass) return;
     out += comm->partition.packets * sizeof *comm->arrivals.age;
-    lossynet_feedback_save(comm, v, out);
-    memcpy(out + residual_bytes(comm), lossynet_feedback_mass(comm, v),
+    ln_feedback_save(comm, v, out);
+    memcpy(out + residual_bytes(comm), ln_feedback_mass(comm, v),
            mass_bytes(comm, comm->workers.first + v));
 }
 
@@ -142,7 +142,7 @@ void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out
 
 static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t count) {
     const bool early = count == early_common_bytes(comm);
-    struct lossynet_drift_state *drift = &comm->drift;
+    struct ln_drift_state *drift = &comm->drift;
     struct common_state state;
     size_t n = (size_t)drift->samples;
     memcpy(&state, bytes, sizeof state);
@@ -163,7 +163,7 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t co
 
 /* Checks that the worker's own packets have age 0. They never age, and counting relies on it. */
 static bool own_packets_are_fresh(const struct lossynet_comm *comm, int worker, const char *ages) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     for (int b = 0; b < partition->buckets; b++) {
         const size_t *packet = partition->shard_packet + (size_t)b * comm->workers.count + worker;
         for (size_t p = packet[0]; p < packet[1]; p++) {
@@ -193,8 +193,8 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
            comm->partition.packets * sizeof *comm->arrivals.age);
     if (!comm->feedback.mass) return true;
     ages += comm->partition.packets * sizeof *comm->arrivals.age;
-    lossynet_feedback_load(comm, v, ages);
-    memcpy(lossynet_feedback_mass(comm, v), ages + residual_bytes(comm),
+    ln_feedback_load(comm, v, ages);
+    memcpy(ln_feedback_mass(comm, v), ages + residual_bytes(comm),
            mass_bytes(comm, comm->workers.first + v));
     return true;
 }

@@ -11,19 +11,18 @@
 
 /* ---- gathers ---- */
 
-void lossynet_aside_open(struct lossynet_comm *comm) {
-    struct lossynet_aside *aside = &comm->stats.aside;
-    aside->room =
-        sizeof(struct lossynet_counters) + sizeof(struct lossynet_ages) +
-        (size_t)comm->drift.samples * (sizeof(float) + lossynet_has_blocks(&comm->partition)) +
-        LOSSYNET_ASIDE_BYTES;
+void ln_aside_open(struct lossynet_comm *comm) {
+    struct ln_aside *aside = &comm->stats.aside;
+    aside->room = sizeof(struct lossynet_counters) + sizeof(struct ln_ages) +
+                  (size_t)comm->drift.samples * (sizeof(float) + ln_has_blocks(&comm->partition)) +
+                  LOSSYNET_ASIDE_BYTES;
     if (comm->world.ranks == 1) return;
     COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->workers.local);
     COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers.count);
     COMM_TAKE(comm, aside->came, (size_t)comm->world.ranks);
 }
 
-void lossynet_aside_close(struct lossynet_comm *comm) {
+void ln_aside_close(struct lossynet_comm *comm) {
     free(comm->stats.aside.mine);
     free(comm->stats.aside.together);
     free(comm->stats.aside.came);
@@ -37,18 +36,18 @@ static void offsets(struct lossynet_comm *comm, size_t part) {
 /* Gathers parts of `part` bytes, in place. What owners have to tell senders goes with them, if there
  * is room. */
 static lossynet_status gather(struct lossynet_comm *comm, void *all, size_t part) {
-    const struct lossynet_acks *acks = &comm->arrivals.acks;
-    if (acks->due && part <= acks->room) return lossynet_arrivals_gather(comm, all, part);
-    lossynet_status status = lossynet_arrivals_settle(comm);
+    const struct ln_acks *acks = &comm->arrivals.acks;
+    if (acks->due && part <= acks->room) return ln_arrivals_gather(comm, all, part);
+    lossynet_status status = ln_arrivals_settle(comm);
     if (status) return status;
     offsets(comm, part);
-    return lossynet_transport_gather(comm->transport, all, comm->stats.gather_offset);
+    return ln_transport_gather(comm->transport, all, comm->stats.gather_offset);
 }
 
 /* Exchanges everything that was put aside. In a pulse, the parts of late ranks keep their old
  * values. */
 static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
-    struct lossynet_aside *aside = &comm->stats.aside;
+    struct ln_aside *aside = &comm->stats.aside;
     const size_t part = aside->bytes;
     const int count = aside->count;
     aside->count = 0;
@@ -58,8 +57,8 @@ static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
     lossynet_status status;
     if (pulse) {
         offsets(comm, part);
-        status = lossynet_transport_pulse(comm->transport, aside->together,
-                                          comm->stats.gather_offset, aside->came);
+        status = ln_transport_pulse(comm->transport, aside->together, comm->stats.gather_offset,
+                                    aside->came);
     } else {
         status = gather(comm, aside->together, part);
     }
@@ -77,7 +76,7 @@ static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
 
 /* Whether there is room to put another `part` bytes of this rank aside. */
 static bool fits(const struct lossynet_comm *comm, size_t part) {
-    const struct lossynet_aside *aside = &comm->stats.aside;
+    const struct ln_aside *aside = &comm->stats.aside;
     return aside->count < LOSSYNET_ASIDE_MOST &&
            aside->bytes + part <= aside->room * (size_t)comm->workers.local;
 }
@@ -88,11 +87,11 @@ static lossynet_status gather_aside(struct lossynet_comm *comm) {
 
 lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes) {
-    struct lossynet_aside *aside = &comm->stats.aside;
+    struct ln_aside *aside = &comm->stats.aside;
     const size_t part = bytes * (size_t)comm->workers.local;
     if (!comm->transport || !fits(comm, part)) return lossynet_all_gather(comm, mine, all, bytes);
     memcpy(aside->mine + aside->bytes, mine, part);
-    aside->item[aside->count++] = (struct lossynet_aside_item){all, part};
+    aside->item[aside->count++] = (struct ln_aside_item){all, part};
     aside->bytes += part;
     return LOSSYNET_OK;
 }
@@ -115,7 +114,7 @@ lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const
     const size_t rank = (size_t)comm->world.rank, own = out_offset[rank + 1] - out_offset[rank];
     if (own) memcpy((char *)in + in_offset[rank], (const char *)out + out_offset[rank], own);
     if (!comm->transport) return LOSSYNET_OK;
-    return lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
+    return ln_transport_swap(comm->transport, out, out_offset, in, in_offset);
 }
 
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
@@ -123,10 +122,9 @@ lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, voi
     const size_t part = bytes * (size_t)comm->workers.local;
     if (!comm->steps.skips) return lossynet_all_gather(comm, mine, all, bytes);
     if (!fits(comm, part)) {
-        lossynet_log_at(
-            &comm->resources.log,
-            "a pulse of %zu bytes for each worker: expected at most %d beside the report", bytes,
-            LOSSYNET_ASIDE_BYTES);
+        ln_log_at(&comm->resources.log,
+                  "a pulse of %zu bytes for each worker: expected at most %d beside the report",
+                  bytes, LOSSYNET_ASIDE_BYTES);
         return LOSSYNET_INVALID;
     }
     lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
@@ -139,7 +137,7 @@ static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step)
     const int which = comm->steps.step == step ? comm->steps.current : !comm->steps.current;
     struct lossynet_counters *mine = comm->stats.counters[which];
     uint64_t now[LOSSYNET_EVENTS] = {0};
-    if (comm->transport) lossynet_transport_counters(comm->transport, now);
+    if (comm->transport) ln_transport_counters(comm->transport, now);
     /* Network events belong to the rank; its first worker reports them. */
     for (int e = 0; e < LOSSYNET_EVENTS; e++) {
         mine->network[e] = now[e] - comm->stats.reported[e];
@@ -179,7 +177,7 @@ lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
     float *mine = lost + (size_t)comm->workers.first * workers;
     lossynet_status status = gather_aside(comm);
     for (size_t i = 0; i < local * workers; i++) {
-        const struct lossynet_total *total = &comm->arrivals.total[i];
+        const struct ln_total *total = &comm->arrivals.total[i];
         mine[i] =
             total->expected ? 1 - (float)((double)total->arrived / (double)total->expected) : 0;
     }
@@ -191,7 +189,7 @@ lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
 
 lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,
                                       float *const *vectors) {
-    lossynet_status status = lossynet_drift_begin(comm, vectors);
+    lossynet_status status = ln_drift_begin(comm, vectors);
     return status ? status : counters_begin(comm, step);
 }
 
@@ -200,15 +198,15 @@ lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_
     lossynet_status status = gather_aside(comm);
     if (status) return status;
     counters_end(comm, counters);
-    lossynet_drift_end(comm, drift);
+    ln_drift_end(comm, drift);
     return LOSSYNET_OK;
 }
 
 lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
                                        struct lossynet_drift *out) {
-    lossynet_status status = lossynet_drift_begin(comm, vectors);
+    lossynet_status status = ln_drift_begin(comm, vectors);
     if (!status) status = gather_aside(comm);
     *out = (struct lossynet_drift){0};
-    if (!status) lossynet_drift_end(comm, out);
+    if (!status) ln_drift_end(comm, out);
     return status;
 }

@@ -16,44 +16,43 @@
 #include "lossynet/algorithm/algorithm.h"
 
 bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {
-    const struct lossynet_loss_replay *replay = comm->loss.replay;
-    const bool idle = comm->steps.idle && lossynet_is_local(comm, worker);
-    *out = replay ? lossynet_loss_replay_part(replay, comm->steps.step, worker)
+    const struct ln_loss_replay *replay = comm->loss.replay;
+    const bool idle = comm->steps.idle && ln_is_local(comm, worker);
+    *out = replay ? ln_loss_replay_part(replay, comm->steps.step, worker)
                   : (struct lossynet_part){.takes_part = true, .computes = !idle};
     return replay != NULL;
 }
 
-bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
+bool ln_has_gradient(const struct lossynet_comm *comm, int worker) {
     struct lossynet_part part;
     lossynet_replayed(comm, worker, &part);
     return part.computes;
 }
 
-void lossynet_without_gradient(const struct lossynet_comm *comm, bool *without) {
+void ln_without_gradient(const struct lossynet_comm *comm, bool *without) {
     const bool told = comm->steps.skips && !comm->loss.replay;
-    if (told) lossynet_transport_idle(comm->transport, without);
+    if (told) ln_transport_idle(comm->transport, without);
     /* From the end, because the first entries still hold values by rank. */
     for (int w = comm->workers.count - 1; w >= 0; w--)
-        without[w] = told ? without[w / comm->workers.local] : !lossynet_has_gradient(comm, w);
+        without[w] = told ? without[w / comm->workers.local] : !ln_has_gradient(comm, w);
 }
 
-void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n,
-                       uint8_t *mask) {
+void ln_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask) {
     const int sender = comm->workers.first + v;
     if (comm->feedback.unconfirmed.on && owner != sender)
-        lossynet_unconfirmed_mask(comm, v, owner, n, mask);
-    else if (!lossynet_has_gradient(comm, sender))
+        ln_unconfirmed_mask(comm, v, owner, n, mask);
+    else if (!ln_has_gradient(comm, sender))
         memset(mask, 0, n);
 }
 
 /* Ages other owners' parameters by the number of steps that were left out. */
 static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
-    const struct lossynet_partition *partition = &comm->partition;
+    const struct ln_partition *partition = &comm->partition;
     for (int v = 0; v < comm->workers.local; v++) {
         uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
         for (int i = 0; i < partition->buckets * comm->workers.count; i++) {
             const int owner = i % comm->workers.count, worker = comm->workers.first + v;
-            if (owner == worker || !lossynet_is_partner(partition, worker, owner)) continue;
+            if (owner == worker || !ln_is_partner(partition, worker, owner)) continue;
             for (size_t p = partition->shard_packet[i]; p < partition->shard_packet[i + 1]; p++)
                 age[p] = age[p] < UINT32_MAX - steps ? age[p] + (uint32_t)steps : UINT32_MAX;
         }
@@ -65,30 +64,30 @@ static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
     if (steps == 0) return LOSSYNET_OK;
     lossynet_status status = lossynet_broadcast_end(comm);
     if (status) return status;
-    lossynet_transport_jump(comm->transport, (uint32_t)steps);
-    lossynet_arrivals_clear(comm, LOSSYNET_GRADIENT);
+    ln_transport_jump(comm->transport, (uint32_t)steps);
+    ln_arrivals_clear(comm, LOSSYNET_GRADIENT);
     grow_older(comm, steps);
-    lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+    ln_exchange_receive(comm, LOSSYNET_GRADIENT, false);
     return LOSSYNET_OK;
 }
 
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     comm->steps.step = step;
     comm->steps.current = !comm->steps.current;
-    if (comm->transport) lossynet_transport_set_step(comm->transport, step);
+    if (comm->transport) ln_transport_set_step(comm->transport, step);
     struct lossynet_counters *counters = comm->stats.counters[comm->steps.current];
     memset(counters, 0, (size_t)comm->workers.local * sizeof *counters);
     return LOSSYNET_OK;
 }
 
 lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle) {
-    struct lossynet_steps *steps = &comm->steps;
+    struct ln_steps *steps = &comm->steps;
     *idle = false;
     if (steps->skips) {
         const uint64_t others =
-            steps->begun ? steps->next + lossynet_transport_position(comm->transport) : *step;
+            steps->begun ? steps->next + ln_transport_position(comm->transport) : *step;
         if (!steps->begun) steps->next = *step;
-        *idle = others > *step || (steps->late && lossynet_transport_is_behind(comm->transport));
+        *idle = others > *step || (steps->late && ln_transport_is_behind(comm->transport));
         if (others > *step) *step = others;
         lossynet_status status = leave_out(comm, *step - steps->next);
         if (status) return status;
@@ -98,13 +97,13 @@ lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step,
     steps->idle = *idle;
     steps->late = false;
     lossynet_status status = lossynet_step_begin(comm, *step);
-    if (!status && steps->skips) lossynet_transport_stays(comm->transport, *idle);
+    if (!status && steps->skips) ln_transport_stays(comm->transport, *idle);
     return status;
 }
 
-void lossynet_late_note(struct lossynet_comm *comm) {
+void ln_late_note(struct lossynet_comm *comm) {
     if (!comm->steps.skips) return;
-    comm->steps.late = lossynet_transport_is_late(comm->transport);
+    comm->steps.late = ln_transport_is_late(comm->transport);
     comm->steps.lates += comm->steps.late;
 }
 
@@ -113,7 +112,7 @@ bool lossynet_skips_late(const struct lossynet_comm *comm) {
 }
 
 bool lossynet_is_called(struct lossynet_comm *comm) {
-    return comm->steps.skips && lossynet_transport_is_called(comm->transport);
+    return comm->steps.skips && ln_transport_is_called(comm->transport);
 }
 
 void lossynet_agreed(struct lossynet_comm *comm) {
@@ -121,7 +120,7 @@ void lossynet_agreed(struct lossynet_comm *comm) {
 }
 
 bool lossynet_turn(struct lossynet_comm *comm) {
-    return comm->transport && lossynet_transport_turn(comm->transport);
+    return comm->transport && ln_transport_turn(comm->transport);
 }
 
 /* ---- records and replays ---- */
@@ -132,22 +131,20 @@ void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
     if (!comm->arrivals.trace || !comm->steps.skips) return;
     for (int v = 0; v < comm->workers.local; v++) {
         const size_t links = (size_t)v * comm->workers.count;
-        lossynet_loss_trace_part(comm->arrivals.trace, comm->steps.step, comm->workers.first + v,
-                                 &part);
+        ln_loss_trace_part(comm->arrivals.trace, comm->steps.step, comm->workers.first + v, &part);
         if (comm->feedback.unconfirmed.on)
-            lossynet_loss_trace_told(comm->arrivals.trace, comm->steps.step,
-                                     comm->workers.first + v,
-                                     comm->feedback.unconfirmed.told + links, comm->workers.count);
+            ln_loss_trace_told(comm->arrivals.trace, comm->steps.step, comm->workers.first + v,
+                               comm->feedback.unconfirmed.told + links, comm->workers.count);
     }
 }
 
 void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late) {
     memset(late, 0, (size_t)comm->world.ranks * sizeof *late);
-    if (comm->transport) lossynet_transport_lateness(comm->transport, late);
+    if (comm->transport) ln_transport_lateness(comm->transport, late);
     late[comm->world.rank] = comm->steps.lates;
 }
 
 bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing) {
     memset(missing, 0, (size_t)comm->world.ranks * sizeof *missing);
-    return comm->transport && lossynet_transport_has_failed(comm->transport, missing);
+    return comm->transport && ln_transport_has_failed(comm->transport, missing);
 }

@@ -34,14 +34,14 @@
 
 enum { MOST = 255 }; /* gradients in one packet */
 
-static const struct lossynet_unconfirmed *of(const struct lossynet_comm *comm) {
+static const struct ln_unconfirmed *of(const struct lossynet_comm *comm) {
     return &comm->feedback.unconfirmed;
 }
 
-void lossynet_unconfirmed_open(struct lossynet_comm *comm) {
-    struct lossynet_unconfirmed *u = &comm->feedback.unconfirmed;
+void ln_unconfirmed_open(struct lossynet_comm *comm) {
+    struct ln_unconfirmed *u = &comm->feedback.unconfirmed;
     const size_t links = (size_t)comm->workers.local * (size_t)comm->workers.count;
-    const size_t packets = lossynet_links(comm, false);
+    const size_t packets = ln_links(comm, false);
     u->on = true;
     COMM_TAKE(comm, u->sent, links);
     COMM_TAKE(comm, u->told, links);
@@ -52,8 +52,8 @@ void lossynet_unconfirmed_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, u->apart, (size_t)comm->workers.local * comm->partition.elements);
 }
 
-void lossynet_unconfirmed_close(struct lossynet_comm *comm) {
-    const struct lossynet_unconfirmed *u = of(comm);
+void ln_unconfirmed_close(struct lossynet_comm *comm) {
+    const struct ln_unconfirmed *u = of(comm);
     free(u->apart);
     free(u->held_apart);
     free(u->held);
@@ -71,7 +71,7 @@ static size_t link_of(const struct lossynet_comm *comm, int v, int other) {
     return (size_t)v * comm->workers.count + other;
 }
 
-bool lossynet_unconfirmed_waits(const struct lossynet_comm *comm, int v, int owner) {
+bool ln_unconfirmed_waits(const struct lossynet_comm *comm, int v, int owner) {
     return of(comm)->sent[link_of(comm, v, owner)] != 0;
 }
 
@@ -80,33 +80,33 @@ bool lossynet_unconfirmed_waits(const struct lossynet_comm *comm, int v, int own
 /* How many gradients a packet of local worker v holds: the worker's own, if it has one, and those
  * in its residual. */
 static unsigned gradients(const struct lossynet_comm *comm, int v, size_t packet) {
-    const unsigned own = lossynet_has_gradient(comm, comm->workers.first + v);
+    const unsigned own = ln_has_gradient(comm, comm->workers.first + v);
     return own + of(comm)->held[packet];
 }
 
-int lossynet_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet) {
+int ln_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet) {
     const unsigned n = gradients(comm, v, packet);
     return n < MOST ? (int)n : MOST;
 }
 
-void lossynet_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
-                               uint8_t *mask) {
-    size_t all, start = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &all);
-    const bool waits = lossynet_unconfirmed_waits(comm, v, owner);
+void ln_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
+                         uint8_t *mask) {
+    size_t all, start = ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &all);
+    const bool waits = ln_unconfirmed_waits(comm, v, owner);
     for (size_t k = 0; k < n; k++)
-        mask[k] &= !waits && lossynet_unconfirmed_gradients(comm, v, start + k) > 0;
+        mask[k] &= !waits && ln_unconfirmed_gradients(comm, v, start + k) > 0;
 }
 
-float lossynet_unconfirmed_mass(const struct lossynet_comm *comm, int gradients) {
-    float mass = 0; /* without the newest gradient, as in lossynet_feedback_keep */
+float ln_unconfirmed_mass(const struct lossynet_comm *comm, int gradients) {
+    float mass = 0; /* without the newest gradient, as in ln_feedback_keep */
     for (int n = 1; n < gradients; n++) mass = 1 + comm->feedback.share * mass;
     return mass;
 }
 
 /* ---- acknowledgements ---- */
 
-bool lossynet_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender,
-                                 const uint8_t *arrived, size_t n, uint32_t *tag) {
+bool ln_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender, const uint8_t *arrived,
+                           size_t n, uint32_t *tag) {
     uint32_t *own = &of(comm)->own_tag[link_of(comm, v, sender)];
     const bool any = n > 0 && memchr(arrived, 1, n) != NULL;
     if (any) *own = now(comm);
@@ -114,8 +114,7 @@ bool lossynet_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender,
     return any;
 }
 
-void lossynet_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told,
-                               uint32_t tag) {
+void ln_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told, uint32_t tag) {
     of(comm)->told[link_of(comm, v, owner)] = told;
     of(comm)->tag[link_of(comm, v, owner)] = tag;
 }
@@ -137,13 +136,13 @@ static void forget(const struct packet *p) {
 
 /* The packet has arrived, or `apart` holds it: the residual no longer holds its gradients. */
 static void leave(const struct packet *p) {
-    lossynet_feedback_settle(p->has_error, true, p->residual, p->sent, p->count);
+    ln_feedback_settle(p->has_error, true, p->residual, p->sent, p->count);
     *p->held = 0;
 }
 
 /* The packet has certainly not arrived: the residual keeps its n gradients. */
 static void keep(const struct packet *p, unsigned n) {
-    lossynet_feedback_settle(p->has_error, false, p->residual, p->sent, p->count);
+    ln_feedback_settle(p->has_error, false, p->residual, p->sent, p->count);
     *p->held = (uint8_t)n;
     if (n > MOST) forget(p);
 }
@@ -165,26 +164,26 @@ static void join(const struct packet *p, float share) {
 }
 
 static void keep_link(const struct lossynet_comm *comm, int v, int owner, const float *vector) {
-    const struct lossynet_partition *partition = &comm->partition;
-    const struct lossynet_unconfirmed *u = of(comm);
+    const struct ln_partition *partition = &comm->partition;
+    const struct ln_unconfirmed *u = of(comm);
     const size_t link = link_of(comm, v, owner), offset_v = (size_t)v * partition->elements;
     const bool told = u->told[link];
     const uint32_t before = u->sent[link];
-    size_t n, at = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+    size_t n, at = ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
     const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] + at;
     bool any = false;
     for (int b = 0; b < partition->buckets; b++) {
-        const size_t packets = lossynet_shard_packets(partition, b, owner);
+        const size_t packets = ln_shard_packets(partition, b, owner);
         for (size_t k = 0; k < packets; k++, acked++, at++) {
             size_t offset, count;
-            lossynet_packet_span(partition, b, owner, k, &offset, &count);
+            ln_packet_span(partition, b, owner, k, &offset, &count);
             const struct packet p = {.residual = comm->feedback.residual + offset_v + offset,
                                      .apart = u->apart + offset_v + offset,
                                      .sent = vector + offset,
                                      .count = count,
                                      .held = &u->held[at],
                                      .held_apart = &u->held_apart[at],
-                                     .has_error = lossynet_has_blocks(partition)};
+                                     .has_error = ln_has_blocks(partition)};
             const unsigned sent = gradients(comm, v, at);
             any |= sent > 0;
             if (!before && !told)
@@ -203,7 +202,7 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
         u->sent[link] = now(comm);
 }
 
-void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors) {
+void ln_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors) {
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         struct lossynet_part part;
@@ -211,7 +210,7 @@ void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors
         if (!part.takes_part) continue;
         for (int owner = 0; owner < comm->workers.count; owner++)
             if (owner != comm->workers.first + v &&
-                lossynet_is_partner(&comm->partition, comm->workers.first + v, owner))
+                ln_is_partner(&comm->partition, comm->workers.first + v, owner))
                 keep_link(comm, v, owner, vectors[v]);
     }
 }
@@ -219,15 +218,15 @@ void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors
 /* Saved states do not hold `held`. A residual counts as one gradient if it is not 0. If
  * residuals also hold what rounding took away, this would be wrong: then `held` is 0, and gradients
  * in the residual do not add to the mass of the next average. */
-void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v) {
-    const struct lossynet_partition *partition = &comm->partition;
-    const bool has_error = lossynet_feedback_error(comm, v) != NULL;
+void ln_unconfirmed_load(struct lossynet_comm *comm, int v) {
+    const struct ln_partition *partition = &comm->partition;
+    const bool has_error = ln_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
-        size_t n, at = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n), offset, count;
+        size_t n, at = ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n), offset, count;
         for (int b = 0; n > 0 && b < partition->buckets; b++) {
-            const size_t packets = lossynet_shard_packets(partition, b, owner);
+            const size_t packets = ln_shard_packets(partition, b, owner);
             for (size_t k = 0; k < packets; k++, at++) {
-                lossynet_packet_span(partition, b, owner, k, &offset, &count);
+                ln_packet_span(partition, b, owner, k, &offset, &count);
                 const float *residual =
                     comm->feedback.residual + (size_t)v * partition->elements + offset;
                 of(comm)->held[at] = 0;

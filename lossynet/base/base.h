@@ -15,52 +15,52 @@
 /* ---- messages (log.c) ---- */
 
 /* Where the messages of a comm go. function NULL: where those of the process go. */
-struct lossynet_log_target {
+struct ln_log_target {
     lossynet_log_function function;
     void *context;
 };
 
 /* Logs one line to the target that this thread uses, else to that of the process: "lossynet: ..." on
- * stderr, unless lossynet_log_to has set another function. */
-void lossynet_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void lossynet_log_at(const struct lossynet_log_target *target, const char *format, ...)
+ * stderr, unless ln_log_to has set another function. */
+void ln_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void ln_log_at(const struct ln_log_target *target, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* This thread's messages go to *target from now on, which must stay until then; NULL: to the
  * process's. Returns what it used before. */
-const struct lossynet_log_target *lossynet_log_use(const struct lossynet_log_target *target);
+const struct ln_log_target *ln_log_use(const struct ln_log_target *target);
 
 /* Sends the messages of the process to `function` from now on. No other thread may log meanwhile. */
-void lossynet_log_to(lossynet_log_function function, void *context);
+void ln_log_to(lossynet_log_function function, void *context);
 
 /* ---- memory (memory.c) ---- */
 
 /* Returns zeroed memory, aligned to 64 bytes, which free() releases. Returns NULL, and logs
  * nothing, if there is none. */
-void *lossynet_memory_take(size_t count, size_t size);
+void *ln_memory_take(size_t count, size_t size);
 
 /* Counts the bytes of an object's memory, so that its size is known even if nothing is
  * allocated. */
-struct lossynet_pool {
+struct ln_pool {
     size_t bytes;       /* counted so far */
     bool measuring;     /* only count, and allocate nothing */
     bool out_of_memory; /* an allocation has failed; later ones are not tried */
     int rank;           /* for messages */
 };
 
-/* Allocates like lossynet_memory_take, but returns NULL when measuring. The first failure is
+/* Allocates like ln_memory_take, but returns NULL when measuring. The first failure is
  * logged, and pool->out_of_memory stays set. */
-void *lossynet_pool_take(struct lossynet_pool *pool, size_t count, size_t size);
+void *ln_pool_take(struct ln_pool *pool, size_t count, size_t size);
 /* Does the same with the caller's allocator, which need not clear the memory. NULL: with ours. */
-void *lossynet_pool_take_from(struct lossynet_pool *pool, size_t count, size_t size,
-                              void *(*allocate)(size_t bytes));
+void *ln_pool_take_from(struct ln_pool *pool, size_t count, size_t size,
+                        void *(*allocate)(size_t bytes));
 #define POOL_TAKE(pool, pointer, count)                                                            \
-    ((pointer) = lossynet_pool_take((pool), (count), sizeof *(pointer)))
+    ((pointer) = ln_pool_take((pool), (count), sizeof *(pointer)))
 
 /* ---- time ---- */
 
 /* Returns the seconds since a fixed moment. This clock is never set back. */
-static inline double lossynet_now(void) {
+static inline double ln_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -69,7 +69,7 @@ static inline double lossynet_now(void) {
 /* ---- random numbers ---- */
 
 /* Returns 64 well-mixed bits of x (splitmix64's finalizer, Steele, Lea & Flood 2014). */
-static inline uint64_t lossynet_mix(uint64_t x) {
+static inline uint64_t ln_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -77,20 +77,20 @@ static inline uint64_t lossynet_mix(uint64_t x) {
 }
 
 /* Returns random bits of the operating system, different in every call (random.c). */
-uint64_t lossynet_random(void);
+uint64_t ln_random(void);
 
 /* ---- checksum (crc32c.c) ---- */
 
 /* Returns the CRC32C of earlier bytes followed by `bytes` bytes of `data`. crc: the CRC32C of the
  * earlier bytes, 0 if there are none. The _plain function uses no special instructions. */
-uint32_t lossynet_crc32c(uint32_t crc, const void *data, size_t bytes);
-uint32_t lossynet_crc32c_plain(uint32_t crc, const void *data, size_t bytes);
+uint32_t ln_crc32c(uint32_t crc, const void *data, size_t bytes);
+uint32_t ln_crc32c_plain(uint32_t crc, const void *data, size_t bytes);
 
 /* ---- bfloat16 ---- */
 
 /* bfloat16 is the upper half of a float32. Rounds to nearest, ties to even; NaN stays NaN, and the
  * largest numbers, from 0x7f7f8000 on, become infinite (IEEE 754, section 4.3.1). */
-static inline uint16_t lossynet_bf16_narrow(float x) {
+static inline uint16_t ln_bf16_narrow(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     const uint32_t even = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
@@ -98,7 +98,7 @@ static inline uint16_t lossynet_bf16_narrow(float x) {
     return (uint16_t)((is_nan ? quiet : even) >> 16);
 }
 
-static inline float lossynet_bf16_widen(uint16_t upper) {
+static inline float ln_bf16_widen(uint16_t upper) {
     const uint32_t bits = (uint32_t)upper << 16;
     float x;
     memcpy(&x, &bits, sizeof x);

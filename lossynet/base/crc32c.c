@@ -17,7 +17,7 @@ __attribute__((constructor)) static void fill_table(void) {
     }
 }
 
-uint32_t lossynet_crc32c_plain(uint32_t crc, const void *data, size_t bytes) {
+uint32_t ln_crc32c_plain(uint32_t crc, const void *data, size_t bytes) {
     const uint8_t *p = data;
     crc = ~crc;
     for (size_t i = 0; i < bytes; i++) crc = crc >> 8 ^ table[(crc ^ p[i]) & 255];
@@ -40,12 +40,12 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, con
     return ~(uint32_t)sum;
 }
 
-uint32_t lossynet_crc32c(uint32_t crc, const void *data, size_t bytes) {
+uint32_t ln_crc32c(uint32_t crc, const void *data, size_t bytes) {
     return __builtin_cpu_supports("sse4.2") ? crc32c_sse42(crc, data, bytes)
-                                            : lossynet_crc32c_plain(crc, data, bytes);
+                                            : ln_crc32c_plain(crc, data, bytes);
 }
 #else
-uint32_t lossynet_crc32c(uint32_t crc, const void *data, size_t bytes) {
-    return lossynet_crc32c_plain(crc, data, bytes);
+uint32_t ln_crc32c(uint32_t crc, const void *data, size_t bytes) {
+    return ln_crc32c_plain(crc, data, bytes);
 }
 #endif

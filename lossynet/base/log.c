@@ -5,21 +5,20 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static struct lossynet_log_target process;
-static _Thread_local const struct lossynet_log_target *used;
+static struct ln_log_target process;
+static _Thread_local const struct ln_log_target *used;
 
-void lossynet_log_to(lossynet_log_function function, void *context) {
-    process = (struct lossynet_log_target){function, context};
+void ln_log_to(lossynet_log_function function, void *context) {
+    process = (struct ln_log_target){function, context};
 }
 
-const struct lossynet_log_target *lossynet_log_use(const struct lossynet_log_target *target) {
-    const struct lossynet_log_target *before = used;
+const struct ln_log_target *ln_log_use(const struct ln_log_target *target) {
+    const struct ln_log_target *before = used;
     used = target;
     return before;
 }
 
-static void write_line(const struct lossynet_log_target *target, const char *format,
-                       va_list arguments) {
+static void write_line(const struct ln_log_target *target, const char *format, va_list arguments) {
     char line[512];
     vsnprintf(line, sizeof line, format, arguments);
     if (!target || !target->function) target = &process;
@@ -29,14 +28,14 @@ static void write_line(const struct lossynet_log_target *target, const char *for
         fprintf(stderr, "lossynet: %s\n", line); /* one call: lines of several ranks stay whole */
 }
 
-void lossynet_log(const char *format, ...) {
+void ln_log(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     write_line(used, format, arguments);
     va_end(arguments);
 }
 
-void lossynet_log_at(const struct lossynet_log_target *target, const char *format, ...) {
+void ln_log_at(const struct ln_log_target *target, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     write_line(target, format, arguments);

@@ -5,7 +5,7 @@
 
 enum { ALIGNMENT = 64 };
 
-void *lossynet_memory_take(size_t count, size_t size) {
+void *ln_memory_take(size_t count, size_t size) {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX / 2) return NULL;
     bytes = (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;

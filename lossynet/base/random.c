@@ -3,10 +3,10 @@
 
 #include <sys/random.h>
 
-uint64_t lossynet_random(void) {
+uint64_t ln_random(void) {
     uint64_t bits;
     if (getrandom(&bits, sizeof bits, 0) == (ssize_t)sizeof bits) return bits;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return lossynet_mix((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+    return ln_mix((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
 }

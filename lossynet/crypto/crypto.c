@@ -43,7 +43,7 @@ struct pair { /* this rank and another */
     struct origin from, everyone; /* what the other sealed for this rank, and for everyone */
 };
 
-struct lossynet_secure {
+struct ln_secure {
     int ranks;
     struct target everyone;
     struct pair with[]; /* [ranks] */
@@ -146,9 +146,9 @@ struct exchange {
     uint8_t salt[KEY_BYTES];    /* see make_salt */
     uint8_t group[KEY_BYTES];   /* the group's secret, from which multicast keys are derived */
     uint8_t *context, *publics; /* one piece: 8 bytes run, 8 bytes ranks; then [ranks][KEY_BYTES] */
-    uint8_t *sealed;   /* [ranks, from][SEALED_BYTES]: the group's secret for another rank */
-    uint8_t *verdicts; /* [ranks]: 1 = the rank holds every key */
-    struct lossynet_key shared; /* contents of the key file */
+    uint8_t *sealed;      /* [ranks, from][SEALED_BYTES]: the group's secret for another rank */
+    uint8_t *verdicts;    /* [ranks]: 1 = the rank holds every key */
+    struct ln_key shared; /* contents of the key file */
     bool logged;
 };
 
@@ -157,9 +157,9 @@ enum { CONTEXT_BYTES = 16 };
 static bool failed(struct exchange *x, const char *what) {
     const char *reason = ERR_reason_error_string(ERR_peek_last_error());
     if (!x->logged)
-        lossynet_log("encryption: rank %d: OpenSSL cannot %s (%s): expected OpenSSL 3 with X25519, "
-                     "HKDF-SHA256 and AES-256-GCM",
-                     x->world->rank, what, reason ? reason : "no reason given");
+        ln_log("encryption: rank %d: OpenSSL cannot %s (%s): expected OpenSSL 3 with X25519, "
+               "HKDF-SHA256 and AES-256-GCM",
+               x->world->rank, what, reason ? reason : "no reason given");
     x->logged = true;
     ERR_clear_error();
     return false;
@@ -207,7 +207,7 @@ static bool make_salt(struct exchange *x) {
 }
 
 static bool read_shared(struct exchange *x, const char *path) {
-    if (!path || lossynet_key_read(path, x->world->rank, &x->shared)) return true;
+    if (!path || ln_key_read(path, x->world->rank, &x->shared)) return true;
     x->logged = true;
     return false;
 }
@@ -219,7 +219,7 @@ static bool draw_keys(struct exchange *x) {
 }
 
 /* Makes one key for each direction between this rank and each other rank. */
-static bool make_pairs(struct exchange *x, struct lossynet_secure *secure) {
+static bool make_pairs(struct exchange *x, struct ln_secure *secure) {
     uint8_t key[KEY_BYTES];
     const int rank = x->world->rank;
     bool ok = make_salt(x);
@@ -237,10 +237,10 @@ static bool make_pairs(struct exchange *x, struct lossynet_secure *secure) {
 
 static bool refuse(struct exchange *x, int from) {
     if (!x->logged)
-        lossynet_log("encryption: rank %d cannot open what rank %d sealed for it: expected an "
-                     "exchange of keys that nothing changes on its way, one run id, and one key "
-                     "file",
-                     x->world->rank, from);
+        ln_log("encryption: rank %d cannot open what rank %d sealed for it: expected an "
+               "exchange of keys that nothing changes on its way, one run id, and one key "
+               "file",
+               x->world->rank, from);
     x->logged = true;
     ERR_clear_error();
     return false;
@@ -264,7 +264,7 @@ static lossynet_status share_group(struct exchange *x, bool *ok, lossynet_share 
 }
 
 /* Makes one key per rank, for what this rank sends to everyone. */
-static bool make_everyone(struct exchange *x, struct lossynet_secure *secure) {
+static bool make_everyone(struct exchange *x, struct ln_secure *secure) {
     uint8_t key[KEY_BYTES];
     bool ok = true;
     for (int r = 0; ok && r < x->world->ranks; r++) {
@@ -281,7 +281,7 @@ static bool make_everyone(struct exchange *x, struct lossynet_secure *secure) {
 /* Exchanges keys. A rank that fails goes on calling `share`, so that no other rank waits for it,
  * and all fail together. */
 static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
-                                     struct lossynet_secure *secure, lossynet_share share,
+                                     struct ln_secure *secure, lossynet_share share,
                                      void *context) {
     size_t ranks = (size_t)x->world->ranks;
     bool ok = read_shared(x, key_file) && draw_keys(x);
@@ -297,25 +297,24 @@ static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
     for (size_t r = 0; r < ranks; r++) {
         if (x->verdicts[r] == 1) continue;
         if (!x->logged)
-            lossynet_log("encryption: rank %d: rank %zu has not accepted the exchange of keys",
-                         x->world->rank, r);
+            ln_log("encryption: rank %d: rank %zu has not accepted the exchange of keys",
+                   x->world->rank, r);
         return LOSSYNET_PROTOCOL;
     }
     return LOSSYNET_OK;
 }
 
-lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
-                                     const char *key_file, lossynet_share share,
-                                     void *share_context, struct lossynet_secure **out) {
+lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
+                               const char *key_file, lossynet_share share, void *share_context,
+                               struct ln_secure **out) {
     size_t ranks = (size_t)world->ranks;
     size_t bytes = CONTEXT_BYTES + ranks * (KEY_BYTES + SEALED_BYTES + 1);
-    struct exchange x = {.world = world, .context = lossynet_memory_take(bytes, 1)};
-    struct lossynet_secure *secure =
-        lossynet_memory_take(sizeof *secure + ranks * sizeof *secure->with, 1);
+    struct exchange x = {.world = world, .context = ln_memory_take(bytes, 1)};
+    struct ln_secure *secure = ln_memory_take(sizeof *secure + ranks * sizeof *secure->with, 1);
     lossynet_status status = LOSSYNET_NO_MEMORY;
     *out = NULL;
     if (!x.context || !secure) {
-        lossynet_log("encryption: rank %d: no memory for %zu bytes of keys", world->rank, bytes);
+        ln_log("encryption: rank %d: no memory for %zu bytes of keys", world->rank, bytes);
         goto free_both;
     }
     wire_put(x.context, run, 8);
@@ -332,13 +331,13 @@ lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_
 free_both:
     free(x.context);
     if (status)
-        lossynet_secure_close(secure);
+        ln_secure_close(secure);
     else
         *out = secure;
     return status;
 }
 
-void lossynet_secure_close(struct lossynet_secure *secure) {
+void ln_secure_close(struct ln_secure *secure) {
     if (!secure) return;
     EVP_CIPHER_CTX_free(secure->everyone.seal); /* wipes the key; NULL is fine */
     for (int r = 0; r < secure->ranks; r++) {
@@ -351,26 +350,25 @@ void lossynet_secure_close(struct lossynet_secure *secure) {
 
 /* ---- proofs ---- */
 
-bool lossynet_key_read(const char *path, int rank, struct lossynet_key *key) {
+bool ln_key_read(const char *path, int rank, struct ln_key *key) {
     FILE *file = fopen(path, "rbe");
     key->count = file ? fread(key->bytes, 1, sizeof key->bytes, file) : 0;
     bool whole = file && !ferror(file) && fgetc(file) == EOF;
     if (file) fclose(file);
     if (whole && key->count >= LOSSYNET_KEY_LEAST) return true;
     if (rank >= 0)
-        lossynet_log(
-            "encryption: rank %d: key file '%s': expected a file of %d to %d bytes, such as "
-            "head -c 32 /dev/urandom writes, the same on all ranks",
-            rank, path, LOSSYNET_KEY_LEAST, LOSSYNET_KEY_MOST);
+        ln_log("encryption: rank %d: key file '%s': expected a file of %d to %d bytes, such as "
+               "head -c 32 /dev/urandom writes, the same on all ranks",
+               rank, path, LOSSYNET_KEY_LEAST, LOSSYNET_KEY_MOST);
     return false;
 }
 
-bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, size_t bytes,
-                           uint8_t proof[LOSSYNET_PROOF_BYTES]) {
+bool ln_key_proof_of(const struct ln_key *key, const void *message, size_t bytes,
+                     uint8_t proof[LOSSYNET_PROOF_BYTES]) {
     if (EVP_Q_mac(NULL, "HMAC", NULL, "SHA256", NULL, key->bytes, key->count, message, bytes, proof,
                   LOSSYNET_PROOF_BYTES, NULL))
         return true;
-    lossynet_log("encryption: OpenSSL cannot compute an HMAC: expected OpenSSL 3 with SHA-256");
+    ln_log("encryption: OpenSSL cannot compute an HMAC: expected OpenSSL 3 with SHA-256");
     ERR_clear_error();
     return false;
 }
@@ -381,8 +379,8 @@ bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, 
  * one key may seal 2^64 datagrams (section 8.3). After 30 days at 100 Gbit/s a key has encrypted b
  * = 2^51 blocks. An attacker's advantage in telling them from noise is then at most b^2 / 2^129 =
  * 2^-27. */
-void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t *header,
-                          const void *payload, size_t length, uint8_t *out) {
+void ln_secure_seal(struct ln_secure *secure, int to, const uint8_t *header, const void *payload,
+                    size_t length, uint8_t *out) {
     struct target *target = to < 0 ? &secure->everyone : &secure->with[to].to;
     uint64_t counter = target->counter++;
     uint8_t *trailer = out + length;
@@ -409,9 +407,8 @@ static void note(struct origin *from, uint64_t counter) {
     from->came[counter % WINDOW / 64] |= (uint64_t)1 << counter % 64;
 }
 
-lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                                      bool everyone, const uint8_t *header,
-                                                      uint8_t *payload, size_t length) {
+ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender, bool everyone,
+                                          const uint8_t *header, uint8_t *payload, size_t length) {
     if (sender < 0 || sender >= secure->ranks) return LOSSYNET_SECURE_FORGED;
     struct pair *with = &secure->with[sender];
     struct origin *from = everyone ? &with->everyone : &with->from;
@@ -428,61 +425,60 @@ lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *se
     return LOSSYNET_SECURE_OPENED;
 }
 
-bool lossynet_secure_available(void) {
+bool ln_secure_available(void) {
     return true;
 }
 
 /* Measured with OpenSSL 3.0: an AES-256-GCM context is 1,200 bytes in three allocations. */
-size_t lossynet_secure_memory(int ranks) {
-    return sizeof(struct lossynet_secure) + (size_t)ranks * (sizeof(struct pair) + 3 * 1200);
+size_t ln_secure_memory(int ranks) {
+    return sizeof(struct ln_secure) + (size_t)ranks * (sizeof(struct pair) + 3 * 1200);
 }
 
 #else
 
-bool lossynet_secure_available(void) {
+bool ln_secure_available(void) {
     return false;
 }
 
-bool lossynet_key_read(const char *path, int rank, struct lossynet_key *key) {
+bool ln_key_read(const char *path, int rank, struct ln_key *key) {
     (void)path, (void)key;
     if (rank >= 0)
-        lossynet_log("rank %d: a key file needs OpenSSL: install libssl-dev and build again", rank);
+        ln_log("rank %d: a key file needs OpenSSL: install libssl-dev and build again", rank);
     return false;
 }
 
-bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, size_t bytes,
-                           uint8_t proof[LOSSYNET_PROOF_BYTES]) {
+bool ln_key_proof_of(const struct ln_key *key, const void *message, size_t bytes,
+                     uint8_t proof[LOSSYNET_PROOF_BYTES]) {
     (void)key, (void)message, (void)bytes, (void)proof;
     return false;
 }
 
-lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
-                                     const char *key_file, lossynet_share share,
-                                     void *share_context, struct lossynet_secure **out) {
+lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
+                               const char *key_file, lossynet_share share, void *share_context,
+                               struct ln_secure **out) {
     (void)run, (void)key_file, (void)share, (void)share_context;
     if (world->rank == 0)
-        lossynet_log("encryption: built without OpenSSL: install libssl-dev and build again");
+        ln_log("encryption: built without OpenSSL: install libssl-dev and build again");
     *out = NULL;
     return LOSSYNET_INVALID;
 }
 
-void lossynet_secure_close(struct lossynet_secure *secure) {
+void ln_secure_close(struct ln_secure *secure) {
     (void)secure;
 }
 
-void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t *header,
-                          const void *payload, size_t length, uint8_t *out) {
+void ln_secure_seal(struct ln_secure *secure, int to, const uint8_t *header, const void *payload,
+                    size_t length, uint8_t *out) {
     (void)secure, (void)to, (void)header, (void)payload, (void)length, (void)out;
 }
 
-lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                                      bool everyone, const uint8_t *header,
-                                                      uint8_t *payload, size_t length) {
+ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender, bool everyone,
+                                          const uint8_t *header, uint8_t *payload, size_t length) {
     (void)secure, (void)sender, (void)everyone, (void)header, (void)payload, (void)length;
     return LOSSYNET_SECURE_FORGED;
 }
 
-size_t lossynet_secure_memory(int ranks) {
+size_t ln_secure_memory(int ranks) {
     (void)ranks;
     return 0;
 }

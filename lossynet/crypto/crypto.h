@@ -40,26 +40,26 @@
 #include "lossynet/base/base.h"
 #include "lossynet/base/wire.h"
 
-struct lossynet_secure; /* opaque */
+struct ln_secure; /* opaque */
 
 /* Whether this program was built with OpenSSL. */
-bool lossynet_secure_available(void);
+bool ln_secure_available(void);
 
 /* The secret of a key file, which all ranks have. count 0: none. */
 enum { LOSSYNET_KEY_LEAST = 16, LOSSYNET_KEY_MOST = 4096, LOSSYNET_PROOF_BYTES = 32 };
-struct lossynet_key {
+struct ln_key {
     size_t count;
     uint8_t bytes[LOSSYNET_KEY_MOST];
 };
 
 /* Reads a key file. Returns false after logging; with rank < 0 it logs nothing. The caller wipes
  * *key. */
-bool lossynet_key_read(const char *path, int rank, struct lossynet_key *key);
+bool ln_key_read(const char *path, int rank, struct ln_key *key);
 
 /* Proves that this rank has the key: the HMAC-SHA256 (RFC 2104) of a message. It does not tell the
  * key, if that was drawn at random. Returns false after logging. */
-bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, size_t bytes,
-                           uint8_t proof[LOSSYNET_PROOF_BYTES]);
+bool ln_key_proof_of(const struct ln_key *key, const void *message, size_t bytes,
+                     uint8_t proof[LOSSYNET_PROOF_BYTES]);
 
 /* Exchanges keys. Collective: calls `share` 2 + log2(ranks) times, rounded up. run: the same on all
  * ranks. If it fails on one rank it fails on all, unless there is no memory or `share` fails. Each
@@ -68,34 +68,33 @@ bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, 
  *   LOSSYNET_PROTOCOL  data of `share` were changed on their way, or ranks have different `run` or
  *                      contents of key_file (NULL: no file), or a rank cannot read key_file, or
  *                      OpenSSL failed */
-lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
-                                     const char *key_file, lossynet_share share,
-                                     void *share_context, struct lossynet_secure **out);
+lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
+                               const char *key_file, lossynet_share share, void *share_context,
+                               struct ln_secure **out);
 
 /* Wipes the keys. NULL is fine. */
-void lossynet_secure_close(struct lossynet_secure *secure);
+void ln_secure_close(struct ln_secure *secure);
 
 /* Encrypts `length` bytes of payload into out[length + LOSSYNET_SECURE_BYTES]; the two must not
  * overlap. to: another rank, or below 0 for everyone. header[WIRE_HEADER_BYTES] must be final; its
  * length includes the trailer and its checksum is 0. If OpenSSL fails, `out` becomes a datagram
  * that every receiver refuses. One thread at a time; no allocation. */
-void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t *header,
-                          const void *payload, size_t length, uint8_t *out);
+void ln_secure_seal(struct ln_secure *secure, int to, const uint8_t *header, const void *payload,
+                    size_t length, uint8_t *out);
 
 typedef enum {
     LOSSYNET_SECURE_FORGED,   /* not sealed by that rank in this run, or changed */
     LOSSYNET_SECURE_REPLAYED, /* it came before, or it is too old to tell */
     LOSSYNET_SECURE_OPENED,
-} lossynet_secure_verdict;
+} ln_secure_verdict;
 
 /* Checks and decrypts in place a datagram that rank `sender` sealed for this rank, or with
  * `everyone` for all ranks. `length` includes the trailer. Use the payload only if the verdict is
  * LOSSYNET_SECURE_OPENED. sender may be any number. One thread at a time; no allocation. */
-lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                                      bool everyone, const uint8_t *header,
-                                                      uint8_t *payload, size_t length);
+ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender, bool everyone,
+                                          const uint8_t *header, uint8_t *payload, size_t length);
 
-/* Bytes of memory that an open struct lossynet_secure holds, OpenSSL contexts included. */
-size_t lossynet_secure_memory(int ranks);
+/* Bytes of memory that an open struct ln_secure holds, OpenSSL contexts included. */
+size_t ln_secure_memory(int ranks);
 
 #endif

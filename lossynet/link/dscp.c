@@ -21,7 +21,7 @@ static bool is_number(const char *text, int most, int *out) {
     return true;
 }
 
-bool lossynet_dscp_parse(const char *name, int *dscp) {
+bool ln_dscp_parse(const char *name, int *dscp) {
     static const struct {
         const char *name;
         int dscp;
@@ -39,6 +39,6 @@ bool lossynet_dscp_parse(const char *name, int *dscp) {
 
 /* Returns the priority that switches derive from a class selector. `le` is "background" (802.1Q
  * table I-2, RFC 8622 section 6), which is lower than the default 0. */
-int lossynet_service_level(int dscp) {
+int ln_service_level(int dscp) {
     return dscp == LE ? BACKGROUND : dscp >> 3;
 }

@@ -23,7 +23,7 @@ enum {
     LOSSYNET_EVERYONE = -1, /* a peer that means all other ranks, by multicast */
 };
 
-struct lossynet_datagram { /* to send */
+struct ln_datagram { /* to send */
     uint8_t header[WIRE_HEADER_BYTES];
     const void *payload; /* may be NULL if length is 0 */
     size_t length;       /* of the payload, bytes */
@@ -31,13 +31,13 @@ struct lossynet_datagram { /* to send */
     bool device;         /* payload is in registered memory of a device; the host cannot read it */
 };
 
-struct lossynet_arrival { /* a received datagram, header and payload in one piece */
-    uint8_t *bytes;       /* the receiver may write here */
+struct ln_arrival { /* a received datagram, header and payload in one piece */
+    uint8_t *bytes; /* the receiver may write here */
     size_t count;
     int peer; /* the rank that sent it, by the link's own addresses; -1: a stranger */
 };
 
-struct lossynet_link_features {
+struct ln_link_features {
     bool reliable;       /* loses and repeats nothing, keeps the order between two ranks (MPI) */
     bool multicast;      /* all ranks can send to LOSSYNET_EVERYONE */
     bool checks_payload; /* hardware drops datagrams whose payload was damaged */
@@ -49,48 +49,48 @@ struct lossynet_link_features {
     size_t queue_bytes;        /* how much of that setting a datagram of full size takes */
 };
 
-struct lossynet_link {
+struct ln_link {
     const char *name;
-    struct lossynet_link_features features;
+    struct ln_link_features features;
     size_t memory_bytes; /* memory that the link holds */
 
     /* Sends 1 ... LOSSYNET_BATCH datagrams to one rank. The caller may reuse headers and payloads
      * when it returns, but payloads in registered memory only after `settle`. Datagrams that the
      * network refuses count as lost. If the link is broken, logs one line and returns
      * LOSSYNET_LINK. */
-    lossynet_status (*send)(struct lossynet_link *link, int peer,
-                            const struct lossynet_datagram *batch, int count);
+    lossynet_status (*send)(struct ln_link *link, int peer, const struct ln_datagram *batch,
+                            int count);
 
     /* Takes up to LOSSYNET_BATCH datagrams that have come, and returns their number. It returns 0
      * only if there are none. Does not wait. They stay valid until the next call. */
-    int (*receive)(struct lossynet_link *link, struct lossynet_arrival *arrivals);
+    int (*receive)(struct ln_link *link, struct ln_arrival *arrivals);
 
     /* Sleeps until there may be something to receive, until woken, or for `seconds` seconds. (MPI
      * cannot do that, and only gives the processor away for a moment.) */
-    void (*wait)(struct lossynet_link *link, double seconds);
+    void (*wait)(struct ln_link *link, double seconds);
 
     /* Ends the present or the next wait. Any thread may call it at any time. */
-    void (*wake)(struct lossynet_link *link);
+    void (*wake)(struct ln_link *link);
 
     /* Optional, with settle. Registers memory with payloads, until close, so that hardware can read
      * them in place. Payloads in other memory are copied. If it fails, it returns false, mostly
      * after one line, and these payloads are copied too. device: NULL for host memory. */
-    bool (*register_memory)(struct lossynet_link *link, const void *memory, size_t bytes,
+    bool (*register_memory)(struct ln_link *link, const void *memory, size_t bytes,
                             const struct lossynet_device_memory *device);
     /* Waits until everything that was sent has left, or cannot leave. */
-    void (*settle)(struct lossynet_link *link);
+    void (*settle)(struct ln_link *link);
 
     /* Optional. Returns a rank whose host reports that no process receives at its address any more
      * (the process was killed), once for each report, or -1. Anybody on the path can forge one. */
-    int (*refused)(struct lossynet_link *link);
+    int (*refused)(struct ln_link *link);
 
     /* Optional. Counts datagrams dropped since open because this rank's receive queue was full. */
-    uint64_t (*overruns)(struct lossynet_link *link);
+    uint64_t (*overruns)(struct ln_link *link);
 
-    void (*close)(struct lossynet_link *link);
+    void (*close)(struct ln_link *link);
 };
 
-struct lossynet_link_settings {
+struct ln_link_settings {
     struct lossynet_world world;
     lossynet_share share;
     void *share_context;
@@ -108,37 +108,33 @@ enum {
 };
 
 /* Opens a link. Collective. On failure *out is NULL and one line has been logged. */
-typedef lossynet_status (*lossynet_link_open)(const struct lossynet_link_settings *settings,
-                                              struct lossynet_link **out);
+typedef lossynet_status (*ln_link_open)(const struct ln_link_settings *settings,
+                                        struct ln_link **out);
 
-lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *settings,
-                                       struct lossynet_link **out);
-lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *settings,
-                                       struct lossynet_link **out);
-lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *settings,
-                                         struct lossynet_link **out);
+lossynet_status ln_link_mpi_open(const struct ln_link_settings *settings, struct ln_link **out);
+lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct ln_link **out);
+lossynet_status ln_link_verbs_open(const struct ln_link_settings *settings, struct ln_link **out);
 
 /* Return the bytes that an open link of `ranks` ranks would hold. */
-size_t lossynet_link_mpi_memory(int ranks, size_t payload_bytes);
-size_t lossynet_link_udp_memory(int ranks, size_t payload_bytes);
-size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes);
+size_t ln_link_mpi_memory(int ranks, size_t payload_bytes);
+size_t ln_link_udp_memory(int ranks, size_t payload_bytes);
+size_t ln_link_verbs_memory(int ranks, size_t payload_bytes);
 
 /* Returns whether this rank has an RDMA port in state ACTIVE. Without libibverbs it returns false.
  * Logs nothing. */
-bool lossynet_link_verbs_available(void);
+bool ln_link_verbs_available(void);
 
 /* Sets *out to the function that opens a link of this kind (select.c). For LOSSYNET_LINK_AUTO it
  * chooses RDMA if every rank has it, else UDP; then it is collective, by `share`. */
-lossynet_status lossynet_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
-                                     lossynet_share share, void *share_context,
-                                     lossynet_link_open *out);
+lossynet_status ln_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
+                               lossynet_share share, void *share_context, ln_link_open *out);
 
 /* ---- traffic classes (dscp.c) ---- */
 
 /* Parses the name of a traffic class: "default", "le" (RFC 8622), "cs0" ... "cs7", "af11" ...
  * "af43", "va", "ef", "0" ... "63". Returns false for other names. */
-bool lossynet_dscp_parse(const char *name, int *dscp);
+bool ln_dscp_parse(const char *name, int *dscp);
 /* Returns InfiniBand's service level, or 802.1Q's priority, of a traffic class. */
-int lossynet_service_level(int dscp);
+int ln_service_level(int dscp);
 
 #endif

@@ -33,7 +33,7 @@ static size_t slots(int ranks, size_t payload_bytes) {
     return (size_t)(ranks - 1) * (size_t)(window(ranks, payload_bytes) + CONTROL);
 }
 
-size_t lossynet_link_mpi_memory(int ranks, size_t payload_bytes) {
+size_t ln_link_mpi_memory(int ranks, size_t payload_bytes) {
     return (slots(ranks, payload_bytes) + LOSSYNET_BATCH) * slot_bytes(payload_bytes);
 }
 
@@ -44,7 +44,7 @@ size_t lossynet_link_mpi_memory(int ranks, size_t payload_bytes) {
 static const double CLOSING = 5; /* longest wait for the last messages, in seconds */
 
 struct link_mpi {
-    struct lossynet_link link; /* first: a link is its address */
+    struct ln_link link; /* first: a link is its address */
     struct lossynet_world world;
     MPI_Comm comm;
     size_t capacity; /* of a slot */
@@ -61,7 +61,7 @@ static lossynet_status failed(const struct link_mpi *mpi, const char *call, int 
     char text[MPI_MAX_ERROR_STRING] = "";
     int length;
     MPI_Error_string(code, text, &length);
-    lossynet_log("rank %d, peer rank %d: %s: %s", mpi->world.rank, peer, call, text);
+    ln_log("rank %d, peer rank %d: %s: %s", mpi->world.rank, peer, call, text);
     return LOSSYNET_LINK;
 }
 
@@ -74,8 +74,8 @@ static void reap(struct link_mpi *mpi) {
         mpi->free_slot[mpi->free_slots++] = mpi->done[i];
 }
 
-static lossynet_status link_send(struct lossynet_link *link, int peer,
-                                 const struct lossynet_datagram *batch, int count) {
+static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
+                                 int count) {
     struct link_mpi *mpi = (struct link_mpi *)link;
     for (int i = 0; i < count; i++) {
         while (mpi->free_slots == 0) {
@@ -93,7 +93,7 @@ static lossynet_status link_send(struct lossynet_link *link, int peer,
     return LOSSYNET_OK;
 }
 
-static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     struct link_mpi *mpi = (struct link_mpi *)link;
     int n = 0;
     reap(mpi);
@@ -109,18 +109,18 @@ static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arr
             failed(mpi, "MPI_Recv", status.MPI_SOURCE, code);
             break;
         }
-        arrivals[n++] = (struct lossynet_arrival){
-            .bytes = to, .count = (size_t)bytes, .peer = status.MPI_SOURCE};
+        arrivals[n++] =
+            (struct ln_arrival){.bytes = to, .count = (size_t)bytes, .peer = status.MPI_SOURCE};
     }
     return n;
 }
 
-static void link_wait(struct lossynet_link *link, double seconds) {
+static void link_wait(struct ln_link *link, double seconds) {
     (void)link, (void)seconds;
     sched_yield(); /* ranks may share cores */
 }
 
-static void link_wake(struct lossynet_link *link) {
+static void link_wake(struct ln_link *link) {
     (void)link;
 }
 
@@ -128,7 +128,7 @@ static void link_wake(struct lossynet_link *link) {
  * message was received, even if no rank needs it. A rank that has failed never takes part in the
  * barrier, so the others give up after CLOSING. */
 static void drain(struct link_mpi *mpi) {
-    struct lossynet_arrival unwanted[LOSSYNET_BATCH];
+    struct ln_arrival unwanted[LOSSYNET_BATCH];
     MPI_Request barrier = MPI_REQUEST_NULL;
     double end = MPI_Wtime() + CLOSING;
     for (int together = 0; !together && MPI_Wtime() < end; sched_yield()) {
@@ -139,7 +139,7 @@ static void drain(struct link_mpi *mpi) {
     }
 }
 
-static void link_close(struct lossynet_link *link) {
+static void link_close(struct ln_link *link) {
     struct link_mpi *mpi = (struct link_mpi *)link;
     if (mpi->comm != MPI_COMM_NULL) {
         drain(mpi);
@@ -155,11 +155,11 @@ static void link_close(struct lossynet_link *link) {
 
 static bool take_slots(struct link_mpi *mpi) {
     size_t n = (size_t)mpi->slots;
-    mpi->free_slot = lossynet_memory_take(n, sizeof *mpi->free_slot);
-    mpi->done = lossynet_memory_take(n, sizeof *mpi->done);
-    mpi->request = lossynet_memory_take(n, sizeof *mpi->request);
-    mpi->outgoing = lossynet_memory_take(n, mpi->capacity);
-    mpi->incoming = lossynet_memory_take(LOSSYNET_BATCH, mpi->capacity);
+    mpi->free_slot = ln_memory_take(n, sizeof *mpi->free_slot);
+    mpi->done = ln_memory_take(n, sizeof *mpi->done);
+    mpi->request = ln_memory_take(n, sizeof *mpi->request);
+    mpi->outgoing = ln_memory_take(n, mpi->capacity);
+    mpi->incoming = ln_memory_take(LOSSYNET_BATCH, mpi->capacity);
     if (!mpi->free_slot || !mpi->done || !mpi->request || !mpi->outgoing || !mpi->incoming)
         return false;
     for (int i = 0; i < mpi->slots; i++) {
@@ -169,29 +169,28 @@ static bool take_slots(struct link_mpi *mpi) {
     return true;
 }
 
-lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *settings,
-                                       struct lossynet_link **out) {
+lossynet_status ln_link_mpi_open(const struct ln_link_settings *settings, struct ln_link **out) {
     *out = NULL;
     int ranks = settings->world.ranks, started = 0;
     size_t payload = settings->payload_bytes ? settings->payload_bytes : LOSSYNET_PAYLOAD_DEFAULT;
     size_t most = payload > LOSSYNET_PAYLOAD_DEFAULT ? payload : LOSSYNET_PAYLOAD_DEFAULT;
     MPI_Initialized(&started);
     if (!started) {
-        lossynet_log("%d ranks without MPI: expected lossynet_bootstrap first", ranks);
+        ln_log("%d ranks without MPI: expected lossynet_bootstrap first", ranks);
         return LOSSYNET_LINK;
     }
-    struct link_mpi *mpi = lossynet_memory_take(1, sizeof *mpi);
+    struct link_mpi *mpi = ln_memory_take(1, sizeof *mpi);
     if (!mpi) goto no_memory;
     mpi->world = settings->world;
     mpi->comm = MPI_COMM_NULL;
     mpi->capacity = slot_bytes(most);
     mpi->slots = (int)slots(ranks, most);
-    mpi->link = (struct lossynet_link){
+    mpi->link = (struct ln_link){
         .name = "mpi",
         .features.reliable = true,
         .features.payload_most = most,
         .features.receive_queue = 2 * (ranks - 1) * window(ranks, most),
-        .memory_bytes = lossynet_link_mpi_memory(ranks, most),
+        .memory_bytes = ln_link_mpi_memory(ranks, most),
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,
@@ -211,14 +210,13 @@ lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *sett
 close_link:
     link_close(&mpi->link);
 no_memory:
-    lossynet_log("rank %d: no memory for the datagrams of %d ranks", settings->world.rank, ranks);
+    ln_log("rank %d: no memory for the datagrams of %d ranks", settings->world.rank, ranks);
     return LOSSYNET_NO_MEMORY;
 }
 
 #else
 
-lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *settings,
-                                       struct lossynet_link **out) {
+lossynet_status ln_link_mpi_open(const struct ln_link_settings *settings, struct ln_link **out) {
     (void)settings; /* without MPI the ranks could not even start together */
     *out = NULL;
     return LOSSYNET_LINK;

@@ -12,7 +12,7 @@ static unsigned size_for(int ranks) {
 
 bool peer_table_open(struct peer_table *table, int ranks) {
     table->size = size_for(ranks);
-    table->slots = lossynet_memory_take(table->size, sizeof *table->slots);
+    table->slots = ln_memory_take(table->size, sizeof *table->slots);
     return table->slots;
 }
 

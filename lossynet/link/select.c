@@ -3,22 +3,22 @@
 
 #include <stdlib.h>
 
-static lossynet_link_open link_of(lossynet_link_kind kind) {
-    return kind == LOSSYNET_LINK_UDP     ? lossynet_link_udp_open
-           : kind == LOSSYNET_LINK_VERBS ? lossynet_link_verbs_open
-                                         : lossynet_link_mpi_open;
+static ln_link_open link_of(lossynet_link_kind kind) {
+    return kind == LOSSYNET_LINK_UDP     ? ln_link_udp_open
+           : kind == LOSSYNET_LINK_VERBS ? ln_link_verbs_open
+                                         : ln_link_mpi_open;
 }
 
 /* Chooses RDMA if every rank has it, else UDP. Collective. */
 static lossynet_status choose_link(const struct lossynet_world *world, lossynet_share share,
                                    void *context, lossynet_link_kind *kind) {
     size_t ranks = (size_t)world->ranks;
-    bool *all = lossynet_memory_take(ranks, sizeof *all), every = true;
+    bool *all = ln_memory_take(ranks, sizeof *all), every = true;
     if (!all) {
-        lossynet_log("rank %d: no memory to ask %zu ranks for RDMA", world->rank, ranks);
+        ln_log("rank %d: no memory to ask %zu ranks for RDMA", world->rank, ranks);
         return LOSSYNET_NO_MEMORY;
     }
-    all[world->rank] = lossynet_link_verbs_available();
+    all[world->rank] = ln_link_verbs_available();
     lossynet_status status = share(context, world, all, sizeof *all);
     for (size_t r = 0; r < ranks; r++) every &= all[r];
     *kind = every ? LOSSYNET_LINK_VERBS : LOSSYNET_LINK_UDP;
@@ -26,9 +26,8 @@ static lossynet_status choose_link(const struct lossynet_world *world, lossynet_
     return status;
 }
 
-lossynet_status lossynet_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
-                                     lossynet_share share, void *share_context,
-                                     lossynet_link_open *out) {
+lossynet_status ln_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
+                               lossynet_share share, void *share_context, ln_link_open *out) {
     lossynet_status status = LOSSYNET_OK;
     if (kind == LOSSYNET_LINK_AUTO && world->ranks > 1)
         status = choose_link(world, share, share_context, &kind);

@@ -23,7 +23,7 @@ static const double TEST_PAUSE = 0.02;
 enum { SURE = 20, FAREWELLS = 3 };
 
 struct link_udp {
-    struct lossynet_link link; /* first: a link is its address */
+    struct ln_link link; /* first: a link is its address */
     struct lossynet_world world;
     struct udp_socket socket, multicast;
     struct udp_address *address; /* [ranks] */
@@ -40,8 +40,8 @@ static unsigned address_hash(const struct udp_address *a) {
     if (a->any.sa_family == AF_INET)
         hash ^= (uint64_t)a->v4.sin_addr.s_addr << 16;
     else
-        for (int i = 0; i < 16; i++) hash = lossynet_mix(hash ^ a->v6.sin6_addr.s6_addr[i]);
-    return (unsigned)lossynet_mix(hash);
+        for (int i = 0; i < 16; i++) hash = ln_mix(hash ^ a->v6.sin6_addr.s6_addr[i]);
+    return (unsigned)ln_mix(hash);
 }
 
 static int find_peer(const struct link_udp *u, const struct udp_address *a) {
@@ -53,8 +53,8 @@ static int find_peer(const struct link_udp *u, const struct udp_address *a) {
 
 /* ---- the link ---- */
 
-static lossynet_status link_send(struct lossynet_link *link, int peer,
-                                 const struct lossynet_datagram *batch, int count) {
+static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
+                                 int count) {
     struct link_udp *u = (struct link_udp *)link;
     return udp_send(&u->socket,
                     peer == LOSSYNET_EVERYONE ? &u->multicast_address : &u->address[peer], batch,
@@ -63,8 +63,7 @@ static lossynet_status link_send(struct lossynet_link *link, int peer,
 
 /* Adds the datagrams that have come to a socket to `arrivals`. It does not ask the kernel again
  * after it has added some, since their memory would be reused. */
-static int take(struct link_udp *u, struct udp_socket *s, struct lossynet_arrival *arrivals,
-                int n) {
+static int take(struct link_udp *u, struct udp_socket *s, struct ln_arrival *arrivals, int n) {
     uint8_t *bytes;
     size_t count;
     struct udp_address *from;
@@ -72,18 +71,18 @@ static int take(struct link_udp *u, struct udp_socket *s, struct lossynet_arriva
         if (!udp_receive(s, &bytes, &count, &from)) break;
         int peer = find_peer(u, from);
         if (peer == u->world.rank) continue; /* our own multicast */
-        arrivals[n++] = (struct lossynet_arrival){.bytes = bytes, .count = count, .peer = peer};
+        arrivals[n++] = (struct ln_arrival){.bytes = bytes, .count = count, .peer = peer};
     }
     return n;
 }
 
-static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     struct link_udp *u = (struct link_udp *)link;
     int n = take(u, &u->socket, arrivals, 0);
     return link->features.multicast ? take(u, &u->multicast, arrivals, n) : n;
 }
 
-static int link_refused(struct lossynet_link *link) {
+static int link_refused(struct ln_link *link) {
     struct link_udp *u = (struct link_udp *)link;
     struct udp_address by;
     while (udp_refused(&u->socket, &by)) {
@@ -93,7 +92,7 @@ static int link_refused(struct lossynet_link *link) {
     return -1;
 }
 
-static void link_wait(struct lossynet_link *link, double seconds) {
+static void link_wait(struct ln_link *link, double seconds) {
     struct link_udp *u = (struct link_udp *)link;
     struct pollfd poll[3] = {{.fd = u->event, .events = POLLIN},
                              {.fd = u->socket.fd, .events = POLLIN},
@@ -105,23 +104,23 @@ static void link_wait(struct lossynet_link *link, double seconds) {
     if (poll[0].revents) {
         uint64_t count;
         if (read(u->event, &count, sizeof count) < 0 && errno != EAGAIN)
-            lossynet_log("eventfd refuses a read: %s", strerror(errno));
+            ln_log("eventfd refuses a read: %s", strerror(errno));
     }
 }
 
-static void link_wake(struct lossynet_link *link) {
+static void link_wake(struct ln_link *link) {
     struct link_udp *u = (struct link_udp *)link;
     uint64_t one = 1;
     if (write(u->event, &one, sizeof one) < 0 && errno != EAGAIN)
-        lossynet_log("eventfd refuses a write: %s", strerror(errno));
+        ln_log("eventfd refuses a write: %s", strerror(errno));
 }
 
-static uint64_t link_overruns(struct lossynet_link *link) {
+static uint64_t link_overruns(struct ln_link *link) {
     struct link_udp *u = (struct link_udp *)link;
     return udp_overruns(&u->socket) + (link->features.multicast ? udp_overruns(&u->multicast) : 0);
 }
 
-static void link_close(struct lossynet_link *link) {
+static void link_close(struct ln_link *link) {
     struct link_udp *u = (struct link_udp *)link;
     if (u->event >= 0) close(u->event);
     udp_socket_close(&u->multicast);
@@ -155,20 +154,20 @@ static struct udp_address multicast_address_of(uint64_t run, int family) {
  * passed. `heard` has a zero for each rank, and then a one for each that came. Returns whether all
  * came. */
 static bool hear_everyone(struct link_udp *u, uint64_t run, uint8_t *heard) {
-    double start = lossynet_now(), sent = 0;
+    double start = ln_now(), sent = 0;
     int missing = u->world.ranks - 1;
-    while (lossynet_now() < start + TEST_SECONDS) {
-        struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-        if (lossynet_now() > sent + TEST_PAUSE) {
+    while (ln_now() < start + TEST_SECONDS) {
+        struct ln_arrival arrivals[LOSSYNET_BATCH];
+        if (ln_now() > sent + TEST_PAUSE) {
             const struct wire_header h = {.magic = WIRE_MAGIC,
                                           .version = WIRE_VERSION,
                                           .type = WIRE_TEST,
                                           .run = (uint32_t)run,
                                           .sender = (uint16_t)u->world.rank,
                                           .receiver = WIRE_EVERYONE};
-            struct lossynet_datagram test = {.length = 0};
+            struct ln_datagram test = {.length = 0};
             wire_encode(test.header, &h);
-            sent = lossynet_now();
+            sent = ln_now();
             udp_send(&u->socket, &u->multicast_address, &test, 1);
         }
         int n = take(u, &u->multicast, arrivals, 0);
@@ -181,14 +180,13 @@ static bool hear_everyone(struct link_udp *u, uint64_t run, uint8_t *heard) {
             missing--;
         }
         /* Go on for a moment, since others may still need our tests. */
-        if (missing == 0 && lossynet_now() > start + 0.1) break;
+        if (missing == 0 && ln_now() > start + 0.1) break;
         if (n == 0) link_wait(&u->link, 0.005);
     }
     return missing == 0;
 }
 
-static lossynet_status try_multicast(struct link_udp *u,
-                                     const struct lossynet_link_settings *settings,
+static lossynet_status try_multicast(struct link_udp *u, const struct ln_link_settings *settings,
                                      const struct udp_interface *interface) {
     int ranks = u->world.ranks;
     u->multicast_address = multicast_address_of(settings->run, interface->address.any.sa_family);
@@ -196,7 +194,7 @@ static lossynet_status try_multicast(struct link_udp *u,
     bool works = udp_socket_open(&u->multicast, &bound) == LOSSYNET_OK &&
                  udp_socket_join(&u->multicast, &u->multicast_address, interface) &&
                  udp_socket_multicast(&u->socket, interface);
-    uint8_t *all = lossynet_memory_take((size_t)ranks, 2); /* the second half: see hear_everyone */
+    uint8_t *all = ln_memory_take((size_t)ranks, 2); /* the second half: see hear_everyone */
     if (!all) return LOSSYNET_NO_MEMORY;
     all[u->world.rank] = works;
     lossynet_status status = settings->share(settings->share_context, &u->world, all, 1);
@@ -209,8 +207,8 @@ static lossynet_status try_multicast(struct link_udp *u,
     }
     u->link.features.multicast = works;
     if (!works && u->world.rank == 0)
-        lossynet_log("multicast: the network does not carry multicast between all ranks; "
-                     "parameters are sent to each rank");
+        ln_log("multicast: the network does not carry multicast between all ranks; "
+               "parameters are sent to each rank");
     free(all);
     return status;
 }
@@ -229,7 +227,7 @@ static void send_test(struct link_udp *u, int peer, const uint8_t *zeros, size_t
                                   .receiver = (uint16_t)peer,
                                   .index = round,
                                   .packet = heard};
-    struct lossynet_datagram test = {.payload = zeros, .length = bytes};
+    struct ln_datagram test = {.payload = zeros, .length = bytes};
     wire_encode(test.header, &h);
     udp_send(&u->socket, &u->address[peer], &test, 1);
 }
@@ -241,7 +239,7 @@ struct heard {        /* from a peer, in a round of tests */
 
 /* Notes the tests that have come. Returns whether any datagram has come. */
 static bool hear(struct link_udp *u, struct heard *heard, size_t bytes, uint32_t round) {
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
     const int n = take(u, &u->socket, arrivals, 0);
     for (int i = 0; i < n; i++) {
         struct wire_header h;
@@ -263,12 +261,12 @@ static bool hear(struct link_udp *u, struct heard *heard, size_t bytes, uint32_t
 static int find_narrow(struct link_udp *u, struct heard *heard, const uint8_t *zeros, size_t bytes,
                        uint32_t round) {
     const int ranks = u->world.ranks;
-    const double start = lossynet_now();
+    const double start = ln_now();
     double sent = 0;
     memset(heard, 0, (size_t)ranks * sizeof *heard);
-    for (int open = 1; open > 0 && lossynet_now() < start + TEST_SECONDS;) {
-        const bool sends = lossynet_now() > sent + TEST_PAUSE;
-        if (sends) sent = lossynet_now();
+    for (int open = 1; open > 0 && ln_now() < start + TEST_SECONDS;) {
+        const bool sends = ln_now() > sent + TEST_PAUSE;
+        if (sends) sent = ln_now();
         for (int i = 1; sends && i < ranks; i++) {
             const int peer = (u->world.rank + i) % ranks;
             send_test(u, peer, zeros, bytes, round, heard[peer].full);
@@ -292,16 +290,16 @@ static int find_narrow(struct link_udp *u, struct heard *heard, const uint8_t *z
 /* Finds the largest payload that passes between all ranks, from `payload_most` down. (RFC 8899 does
  * so for one path.) The MTU of an interface limits what leaves a host. A tunnel on the way may take
  * less, and silently drop larger datagrams. */
-static lossynet_status find_size(struct link_udp *u, const struct lossynet_link_settings *settings,
+static lossynet_status find_size(struct link_udp *u, const struct ln_link_settings *settings,
                                  size_t mtu, int family) {
     /* Ethernet; tunnels; the smallest MTU of IPv6; what every IPv4 host takes (RFC 791). */
     static const size_t smaller[] = {1500, 1400, 1280, 576};
     const size_t ranks = (size_t)u->world.ranks, wanted = u->link.features.payload_most;
     size_t bytes = wanted, next = 0;
     int from = -1, to = -1;
-    int32_t *narrow = lossynet_memory_take(ranks, sizeof *narrow);
-    struct heard *heard = lossynet_memory_take(ranks, sizeof *heard);
-    uint8_t *zeros = lossynet_memory_take(wanted, 1);
+    int32_t *narrow = ln_memory_take(ranks, sizeof *narrow);
+    struct heard *heard = ln_memory_take(ranks, sizeof *heard);
+    uint8_t *zeros = ln_memory_take(wanted, 1);
     lossynet_status status = narrow && heard && zeros ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
     udp_socket_probe(&u->socket, true);
     for (uint32_t round = 1; !status; round++) {
@@ -325,12 +323,12 @@ static lossynet_status find_size(struct link_udp *u, const struct lossynet_link_
     u->link.features.payload_most = bytes;
     const bool fits = settings->payload_bytes == 0;
     if (u->world.rank == 0 || !fits)
-        lossynet_log("from rank %d to rank %d small datagrams come, and none with %zu bytes: the "
-                     "path's MTU is below the %zu of the interfaces. %s %zu bytes",
-                     from, to, wanted, mtu,
-                     fits ? "Packets of all ranks have at most"
-                          : "Choose packets (packet_bytes) of at most",
-                     bytes);
+        ln_log("from rank %d to rank %d small datagrams come, and none with %zu bytes: the "
+               "path's MTU is below the %zu of the interfaces. %s %zu bytes",
+               from, to, wanted, mtu,
+               fits ? "Packets of all ranks have at most"
+                    : "Choose packets (packet_bytes) of at most",
+               bytes);
     return fits ? LOSSYNET_OK : LOSSYNET_INVALID;
 }
 
@@ -341,10 +339,10 @@ struct card { /* exchanged between ranks at the start */
     uint64_t mtu;
 };
 
-static lossynet_status introduce(struct link_udp *u, const struct lossynet_link_settings *settings,
+static lossynet_status introduce(struct link_udp *u, const struct ln_link_settings *settings,
                                  const struct udp_address *mine, size_t mtu) {
     int ranks = u->world.ranks, rank = u->world.rank, family = mine->any.sa_family;
-    struct card *cards = lossynet_memory_take((size_t)ranks, sizeof *cards);
+    struct card *cards = ln_memory_take((size_t)ranks, sizeof *cards);
     if (!cards) return LOSSYNET_NO_MEMORY;
     cards[rank] = (struct card){.address = *mine, .mtu = mtu};
     lossynet_status status =
@@ -353,9 +351,9 @@ static lossynet_status introduce(struct link_udp *u, const struct lossynet_link_
         u->address[r] = cards[r].address;
         if (cards[r].mtu < mtu) mtu = cards[r].mtu;
         if (cards[r].address.any.sa_family != family) {
-            lossynet_log("rank %d and rank %d have no address family in common: choose another "
-                         "interface",
-                         rank, r);
+            ln_log("rank %d and rank %d have no address family in common: choose another "
+                   "interface",
+                   rank, r);
             status = LOSSYNET_LINK;
         }
     }
@@ -363,8 +361,8 @@ static lossynet_status introduce(struct link_udp *u, const struct lossynet_link_
     if (status) return status;
     size_t room = udp_payload(mtu, family);
     if (settings->payload_bytes > room) {
-        lossynet_log("packets of %zu bytes: expected at most %zu, which the MTU of %zu leaves",
-                     settings->payload_bytes, room, mtu);
+        ln_log("packets of %zu bytes: expected at most %zu, which the MTU of %zu leaves",
+               settings->payload_bytes, room, mtu);
         return LOSSYNET_INVALID;
     }
     u->link.features.payload_most =
@@ -376,30 +374,29 @@ static lossynet_status introduce(struct link_udp *u, const struct lossynet_link_
     return LOSSYNET_OK;
 }
 
-size_t lossynet_link_udp_memory(int ranks, size_t payload_bytes) {
+size_t ln_link_udp_memory(int ranks, size_t payload_bytes) {
     (void)payload_bytes;
     return sizeof(struct link_udp) + (size_t)ranks * sizeof(struct udp_address) +
            peer_table_memory(ranks) + udp_socket_memory();
 }
 
-lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *settings,
-                                       struct lossynet_link **out) {
+lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct ln_link **out) {
     *out = NULL;
     const struct lossynet_world *world = &settings->world;
     struct udp_interface interface;
     lossynet_status status =
         udp_choose(settings->interface, world->local_ranks == world->ranks, &interface);
     if (status) return status;
-    struct link_udp *u = lossynet_memory_take(1, sizeof *u);
+    struct link_udp *u = ln_memory_take(1, sizeof *u);
     if (!u) goto no_memory;
     u->world = *world;
     u->run = (uint32_t)settings->run;
     u->socket.fd = u->multicast.fd = -1;
     u->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    u->address = lossynet_memory_take((size_t)world->ranks, sizeof *u->address);
-    u->link = (struct lossynet_link){
+    u->address = ln_memory_take((size_t)world->ranks, sizeof *u->address);
+    u->link = (struct ln_link){
         .name = "udp",
-        .memory_bytes = lossynet_link_udp_memory(world->ranks, 0),
+        .memory_bytes = ln_link_udp_memory(world->ranks, 0),
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,
@@ -431,6 +428,6 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
 close_link:
     link_close(&u->link);
 no_memory:
-    lossynet_log("rank %d: no memory for %d peers", world->rank, world->ranks);
+    ln_log("rank %d: no memory for %d peers", world->rank, world->ranks);
     return LOSSYNET_NO_MEMORY;
 }

@@ -109,15 +109,14 @@ lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface
             out->mtu = (size_t)request.ifr_mtu;
             status = LOSSYNET_OK;
         } else {
-            lossynet_log("interface %s: no MTU of at least 576: %s", best->ifa_name,
-                         strerror(errno));
+            ln_log("interface %s: no MTU of at least 576: %s", best->ifa_name, strerror(errno));
         }
     } else if (name) {
-        lossynet_log("interface %s: expected the name of a network interface that is up and has "
-                     "an IP address (see: ip address)",
-                     name);
+        ln_log("interface %s: expected the name of a network interface that is up and has "
+               "an IP address (see: ip address)",
+               name);
     } else {
-        lossynet_log("no network interface is up, running and has an IP address (see: ip address)");
+        ln_log("no network interface is up, running and has an IP address (see: ip address)");
     }
     if (fd >= 0) close(fd);
     freeifaddrs(all);
@@ -149,14 +148,14 @@ size_t udp_socket_memory(void) {
 }
 
 static bool take_memory(struct udp_socket *s) {
-    s->in.bytes = lossynet_memory_take(LOSSYNET_BATCH, UDP_BUFFER_BYTES);
-    s->in.headers = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.headers);
-    s->out.headers = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->out.headers);
-    s->in.parts = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.parts);
-    s->out.parts = lossynet_memory_take(2 * LOSSYNET_BATCH, sizeof *s->out.parts);
-    s->in.from = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.from);
-    s->out.control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->out.control);
-    s->in.control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.control);
+    s->in.bytes = ln_memory_take(LOSSYNET_BATCH, UDP_BUFFER_BYTES);
+    s->in.headers = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.headers);
+    s->out.headers = ln_memory_take(LOSSYNET_BATCH, sizeof *s->out.headers);
+    s->in.parts = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.parts);
+    s->out.parts = ln_memory_take(2 * LOSSYNET_BATCH, sizeof *s->out.parts);
+    s->in.from = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.from);
+    s->out.control = ln_memory_take(LOSSYNET_BATCH, sizeof *s->out.control);
+    s->in.control = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.control);
     if (!s->in.bytes || !s->in.headers || !s->out.headers || !s->in.parts || !s->out.parts ||
         !s->in.from || !s->out.control || !s->in.control)
         return false;
@@ -201,7 +200,7 @@ void udp_socket_probe(struct udp_socket *s, bool on) {
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address) {
     *s = (struct udp_socket){.fd = -1};
     if (!take_memory(s)) {
-        lossynet_log("no memory for incoming datagrams");
+        ln_log("no memory for incoming datagrams");
         udp_socket_close(s);
         return LOSSYNET_NO_MEMORY;
     }
@@ -212,9 +211,8 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
         setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (s->fd < 0 || bind(s->fd, &address->any, length) ||
         getsockname(s->fd, &address->any, &length)) {
-        lossynet_log("no UDP socket: %s%s", strerror(errno),
-                     errno == EADDRINUSE ? ": expected a free port in net.ipv4.ip_local_port_range"
-                                         : "");
+        ln_log("no UDP socket: %s%s", strerror(errno),
+               errno == EADDRINUSE ? ": expected a free port in net.ipv4.ip_local_port_range" : "");
         udp_socket_close(s);
         return LOSSYNET_LINK;
     }
@@ -229,9 +227,9 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     if (s->granted / 2 < BUFFER_BYTES) s->setting = "net.core.rmem_max";
     request_buffer(s->fd, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
     if (s->granted / 2 < BUFFER_LEAST)
-        lossynet_log("a receive buffer of %zu KiB is small for full speed: as root, sysctl -w "
-                     "net.core.rmem_max=%d",
-                     s->granted >> 11, BUFFER_SHORT);
+        ln_log("a receive buffer of %zu KiB is small for full speed: as root, sysctl -w "
+               "net.core.rmem_max=%d",
+               s->granted >> 11, BUFFER_SHORT);
     return LOSSYNET_OK;
 }
 
@@ -288,7 +286,7 @@ static void add_control(struct msghdr *m, uint8_t *control, int level, int type,
 /* Fills message `m` with the first datagrams of `batch`. Returns how many. In a segmented message
  * all datagrams but the last have the same size; the last may be smaller. */
 static int fill_message(struct udp_socket *s, struct msghdr *m, struct iovec *part,
-                        uint8_t *control, const struct lossynet_datagram *batch, int count) {
+                        uint8_t *control, const struct ln_datagram *batch, int count) {
     size_t size = WIRE_HEADER_BYTES + batch[0].length, sum = 0;
     int n = 0;
     while (n < count) {
@@ -328,7 +326,7 @@ static size_t message_bytes(const struct msghdr *m) {
 }
 
 lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
-                         const struct lossynet_datagram *batch, int count) {
+                         const struct ln_datagram *batch, int count) {
 again:;
     int messages = 0;
     for (int i = 0; i < count; messages++) {
@@ -345,10 +343,10 @@ again:;
             s->errors = true; /* about an earlier datagram, maybe to another address: try again */
         } else if (errno == EMSGSIZE && !is_segmented(&s->out.headers[sent].msg_hdr) &&
                    !s->fragments && !s->probes) {
-            lossynet_log("a path's MTU has become too small for a datagram of %zu bytes: from now "
-                         "on it travels in fragments, and is lost with any of them; choose a "
-                         "smaller packet size (packet_bytes) when you can",
-                         message_bytes(&s->out.headers[sent].msg_hdr));
+            ln_log("a path's MTU has become too small for a datagram of %zu bytes: from now "
+                   "on it travels in fragments, and is lost with any of them; choose a "
+                   "smaller packet size (packet_bytes) when you can",
+                   message_bytes(&s->out.headers[sent].msg_hdr));
             allow_fragments(s, true); /* and try again */
         } else if (is_segmented(&s->out.headers[sent].msg_hdr) && s->segmentation &&
                    (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP || errno == EMSGSIZE)) {

@@ -91,7 +91,7 @@ bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *inte
 /* Gives the kernel at most LOSSYNET_BATCH datagrams for one address. Datagrams that the network or
  * a firewall refuses count as lost. */
 lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
-                         const struct lossynet_datagram *batch, int count);
+                         const struct ln_datagram *batch, int count);
 
 /* Takes one report of a host (ICMP) that its port `by` is closed. Returns false if there is
  * none. */

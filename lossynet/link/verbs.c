@@ -31,8 +31,8 @@ struct peer {
 };
 
 struct link_verbs {
-    struct lossynet_link link; /* first: a link is its address */
-    struct lossynet_link_settings settings;
+    struct ln_link link; /* first: a link is its address */
+    struct ln_link_settings settings;
     struct verbs_queue queue;
     struct peer *peers;      /* [ranks] */
     struct peer_table table; /* by GID, and over InfiniBand by LID too */
@@ -47,11 +47,11 @@ struct link_verbs {
 static unsigned hash_gid(uint32_t qpn, const union ibv_gid *gid) {
     uint64_t tail;
     memcpy(&tail, gid->raw + 8, sizeof tail);
-    return (unsigned)lossynet_mix(tail ^ lossynet_mix(qpn));
+    return (unsigned)ln_mix(tail ^ ln_mix(qpn));
 }
 
 static unsigned hash_lid(uint32_t qpn, uint16_t lid) {
-    return (unsigned)lossynet_mix((uint64_t)lid << 32 ^ qpn);
+    return (unsigned)ln_mix((uint64_t)lid << 32 ^ qpn);
 }
 
 static void fill_table(struct link_verbs *v) {
@@ -114,10 +114,10 @@ static bool test_round(struct link_verbs *v, bool *heard) {
                                   .run = (uint32_t)v->settings.run,
                                   .sender = (uint16_t)v->settings.world.rank,
                                   .receiver = WIRE_EVERYONE};
-    struct lossynet_datagram d = {.length = 0};
+    struct ln_datagram d = {.length = 0};
     wire_encode(d.header, &h);
-    double start = lossynet_now(), end = start + 2 * PROBES * APART;
-    for (double now = start; (missing || sent < PROBES) && now < end; now = lossynet_now()) {
+    double start = ln_now(), end = start + 2 * PROBES * APART;
+    for (double now = start; (missing || sent < PROBES) && now < end; now = ln_now()) {
         if (sent < PROBES && now >= start + sent * APART) {
             if (verbs_queue_send(&v->queue, &v->multicast, &d, 1)) return false;
             sent++;
@@ -177,29 +177,29 @@ static lossynet_status try_multicast(struct link_verbs *v, struct obstacle *all,
     verbs_queue_flush(&v->queue);
     leave(v);
     if (!status && v->settings.world.rank == 0)
-        lossynet_log("multicast does not work over RDMA (rank %d: %s): parameters are sent to one "
-                     "rank after the other",
-                     bad, all[bad].why);
+        ln_log("multicast does not work over RDMA (rank %d: %s): parameters are sent to one "
+               "rank after the other",
+               bad, all[bad].why);
     return status;
 }
 
 /* ---- the functions of link.h ---- */
 
-static lossynet_status link_send(struct lossynet_link *link, int peer,
-                                 const struct lossynet_datagram *batch, int count) {
+static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
+                                 int count) {
     struct link_verbs *v = (struct link_verbs *)link;
     for (int i = 0; i < count; i++) {
         if (batch[i].length <= link->features.payload_most) continue;
-        lossynet_log("rank %d, peer rank %d: a payload of %zu bytes: expected at most %zu, which "
-                     "the path's MTU leaves",
-                     v->settings.world.rank, peer, batch[i].length, link->features.payload_most);
+        ln_log("rank %d, peer rank %d: a payload of %zu bytes: expected at most %zu, which "
+               "the path's MTU leaves",
+               v->settings.world.rank, peer, batch[i].length, link->features.payload_most);
         return LOSSYNET_INVALID;
     }
     bool all = peer == LOSSYNET_EVERYONE;
     return verbs_queue_send(&v->queue, all ? &v->multicast : &v->peers[peer].address, batch, count);
 }
 
-static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     struct link_verbs *v = (struct link_verbs *)link;
     int n, count = 0;
     do {
@@ -208,34 +208,34 @@ static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arr
             const struct verbs_incoming *in = &v->queue.rx.in[i];
             int peer = find_sender(v, in);
             if (peer == v->settings.world.rank) continue; /* our own multicast */
-            arrivals[count++] = (struct lossynet_arrival){in->bytes, in->count, peer};
+            arrivals[count++] = (struct ln_arrival){in->bytes, in->count, peer};
         }
     } while (n > 0 && count == 0);
     return count;
 }
 
-static void link_wait(struct lossynet_link *link, double seconds) {
+static void link_wait(struct ln_link *link, double seconds) {
     verbs_queue_wait(&((struct link_verbs *)link)->queue, seconds);
 }
 
-static void link_wake(struct lossynet_link *link) {
+static void link_wake(struct ln_link *link) {
     verbs_queue_wake(&((struct link_verbs *)link)->queue);
 }
 
-static bool link_register(struct lossynet_link *link, const void *memory, size_t bytes,
+static bool link_register(struct ln_link *link, const void *memory, size_t bytes,
                           const struct lossynet_device_memory *device) {
     return verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes, device);
 }
 
-static void link_settle(struct lossynet_link *link) {
+static void link_settle(struct ln_link *link) {
     verbs_queue_flush(&((struct link_verbs *)link)->queue);
 }
 
-static uint64_t link_overruns(struct lossynet_link *link) {
+static uint64_t link_overruns(struct ln_link *link) {
     return verbs_port_overruns(&((struct link_verbs *)link)->queue.port);
 }
 
-static void link_close(struct lossynet_link *link) {
+static void link_close(struct ln_link *link) {
     struct link_verbs *v = (struct link_verbs *)link;
     verbs_queue_flush(&v->queue);
     leave(v);
@@ -266,7 +266,7 @@ static lossynet_status open_queue(struct link_verbs *v) {
     if (status) return status;
     /* The qkey is the same on all ranks. If its high bit were set in a send request, the adapter
      * would use the queue pair's own qkey instead (IBA 10.2.5). */
-    return verbs_queue_open(&v->queue, (uint32_t)lossynet_mix(v->settings.run) & 0x7fffffff);
+    return verbs_queue_open(&v->queue, (uint32_t)ln_mix(v->settings.run) & 0x7fffffff);
 }
 
 /* Returns why two ranks cannot reach each other, or NULL. */
@@ -281,14 +281,14 @@ static lossynet_status read_cards(struct link_verbs *v, const struct card *cards
     size_t mtu = MTU_MOST;
     for (int r = 0; r < world->ranks; r++) {
         if (!cards[r].opened) {
-            lossynet_log("rank %d: rank %d has no RDMA port: see its message", world->rank, r);
+            ln_log("rank %d: rank %d has no RDMA port: see its message", world->rank, r);
             return LOSSYNET_LINK;
         }
         const char *why = misfit(&cards[0], &cards[r]);
         if (why) {
-            lossynet_log("the RDMA ports of ranks 0 and %d do not fit: %s: choose another "
-                         "interface, DEVICE:PORT:GID_INDEX",
-                         r, why);
+            ln_log("the RDMA ports of ranks 0 and %d do not fit: %s: choose another "
+                   "interface, DEVICE:PORT:GID_INDEX",
+                   r, why);
             return LOSSYNET_LINK;
         }
         if (cards[r].mtu < mtu) mtu = cards[r].mtu;
@@ -298,8 +298,8 @@ static lossynet_status read_cards(struct link_verbs *v, const struct card *cards
     }
     v->link.features.payload_most = (mtu - WIRE_HEADER_BYTES) / 4 * 4;
     if (v->settings.payload_bytes <= v->link.features.payload_most) return LOSSYNET_OK;
-    lossynet_log("packets of %zu bytes: expected at most %zu, which the RDMA MTU of %zu leaves",
-                 v->settings.payload_bytes, v->link.features.payload_most, mtu);
+    ln_log("packets of %zu bytes: expected at most %zu, which the RDMA MTU of %zu leaves",
+           v->settings.payload_bytes, v->link.features.payload_most, mtu);
     return LOSSYNET_INVALID;
 }
 
@@ -308,7 +308,7 @@ static lossynet_status read_cards(struct link_verbs *v, const struct card *cards
 static lossynet_status introduce(struct link_verbs *v, lossynet_status status) {
     const struct lossynet_world *world = &v->settings.world;
     const struct verbs_port *port = &v->queue.port;
-    struct card *cards = lossynet_memory_take((size_t)world->ranks, sizeof *cards);
+    struct card *cards = ln_memory_take((size_t)world->ranks, sizeof *cards);
     if (!cards) return LOSSYNET_NO_MEMORY;
     if (!status)
         cards[world->rank] = (struct card){.gid = port->gid,
@@ -359,26 +359,25 @@ static lossynet_status connect_ranks(struct link_verbs *v, lossynet_status statu
     fill_table(v);
     status = agree(v, all, find_paths(v, &mine), &bad);
     if (!status && bad >= 0) {
-        lossynet_log("rank %d: RDMA: rank %d has %s", v->settings.world.rank, bad, all[bad].why);
+        ln_log("rank %d: RDMA: rank %d has %s", v->settings.world.rank, bad, all[bad].why);
         status = LOSSYNET_LINK;
     }
     if (!status && v->settings.multicast) status = try_multicast(v, all, heard);
     return status;
 }
 
-lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *settings,
-                                         struct lossynet_link **out) {
+lossynet_status ln_link_verbs_open(const struct ln_link_settings *settings, struct ln_link **out) {
     *out = NULL;
     size_t ranks = (size_t)settings->world.ranks;
     lossynet_status status = LOSSYNET_NO_MEMORY;
-    struct obstacle *all = lossynet_memory_take(ranks, sizeof *all);
-    bool *heard = lossynet_memory_take(ranks, sizeof *heard);
-    struct link_verbs *v = lossynet_memory_take(1, sizeof *v);
+    struct obstacle *all = ln_memory_take(ranks, sizeof *all);
+    bool *heard = ln_memory_take(ranks, sizeof *heard);
+    struct link_verbs *v = ln_memory_take(1, sizeof *v);
     if (!v || !all || !heard) goto free_memory;
     v->settings = *settings;
-    v->peers = lossynet_memory_take(ranks, sizeof *v->peers);
+    v->peers = ln_memory_take(ranks, sizeof *v->peers);
     if (!peer_table_open(&v->table, settings->world.ranks) || !v->peers) goto close_link;
-    v->link = (struct lossynet_link){
+    v->link = (struct ln_link){
         .name = "verbs",
         .features.checks_payload = true, /* by the invariant CRC (IBA 7.8.1) */
         .send = link_send,
@@ -402,15 +401,14 @@ close_link:
     v = NULL;
 free_memory:
     if (status == LOSSYNET_NO_MEMORY)
-        lossynet_log("rank %d: no memory for an RDMA link of %zu ranks", settings->world.rank,
-                     ranks);
+        ln_log("rank %d: no memory for an RDMA link of %zu ranks", settings->world.rank, ranks);
     free(v);
     free(heard);
     free(all);
     return status;
 }
 
-size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes) {
+size_t ln_link_verbs_memory(int ranks, size_t payload_bytes) {
     (void)payload_bytes; /* buffers hold the whole MTU: a longer datagram would break the queue */
     return sizeof(struct link_verbs) + (size_t)ranks * sizeof(struct peer) +
            peer_table_memory(ranks) + verbs_queue_memory(MTU_MOST);
@@ -418,21 +416,20 @@ size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes) {
 
 #else
 
-lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *settings,
-                                         struct lossynet_link **out) {
+lossynet_status ln_link_verbs_open(const struct ln_link_settings *settings, struct ln_link **out) {
     (void)settings;
     *out = NULL;
-    lossynet_log("link verbs, but this program was built without RDMA: install libibverbs-dev and "
-                 "build again");
+    ln_log("link verbs, but this program was built without RDMA: install libibverbs-dev and "
+           "build again");
     return LOSSYNET_LINK;
 }
 
-size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes) {
+size_t ln_link_verbs_memory(int ranks, size_t payload_bytes) {
     (void)ranks, (void)payload_bytes;
     return 0;
 }
 
-bool lossynet_link_verbs_available(void) {
+bool ln_link_verbs_available(void) {
     return false;
 }
 

@@ -149,7 +149,7 @@ void verbs_queue_flush(struct verbs_queue *q);
  * except payloads in registered memory. While the port does not send, datagrams are lost. Lengths
  * are not checked: a datagram that is larger than the MTU is lost silently. */
 lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_address *to,
-                                 const struct lossynet_datagram *batch, int count);
+                                 const struct ln_datagram *batch, int count);
 
 /* Takes up to LOSSYNET_BATCH datagrams that have come into `in`, and returns their number. They are
  * valid until the next call. Does not wait. */

@@ -165,11 +165,11 @@ lossynet_status verbs_port_open(const char *interface, int local_rank, struct ve
         return LOSSYNET_OK;
     }
     if (interface)
-        lossynet_log("interface %s: expected DEVICE[:PORT[:GID_INDEX]] of an RDMA port that is "
-                     "active; RDMA ports here: %s",
-                     interface, all.text);
+        ln_log("interface %s: expected DEVICE[:PORT[:GID_INDEX]] of an RDMA port that is "
+               "active; RDMA ports here: %s",
+               interface, all.text);
     else
-        lossynet_log("link verbs needs an RDMA port that is active; RDMA ports here: %s", all.text);
+        ln_log("link verbs needs an RDMA port that is active; RDMA ports here: %s", all.text);
     return LOSSYNET_LINK;
 }
 
@@ -178,7 +178,7 @@ void verbs_port_close(struct verbs_port *port) {
     port->context = NULL;
 }
 
-bool lossynet_link_verbs_available(void) {
+bool ln_link_verbs_available(void) {
     struct verbs_port port;
     struct listing all = {0};
     if (!find_port(&(struct request){.gid_index = -1}, &port, &all)) return false;
@@ -216,7 +216,7 @@ uint64_t verbs_port_overruns(const struct verbs_port *port) {
 
 union ibv_gid verbs_multicast_gid(const struct verbs_port *port, uint64_t run) {
     union ibv_gid group = {{0}};
-    uint64_t bits = lossynet_mix(run ^ WIRE_MAGIC);
+    uint64_t bits = ln_mix(run ^ WIRE_MAGIC);
     if (port->ipv4) {
         uint8_t mapped[8] = {
             [2] = 0xff,           [3] = 0xff,   239, (uint8_t)(192 | (bits >> 16 & 3)),

@@ -49,7 +49,7 @@ enum {
 static const double STUCK = 0.1;
 
 lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why) {
-    if (!q->failed) lossynet_log("rank %d, RDMA port %s: %s: %s", q->rank, q->port.name, what, why);
+    if (!q->failed) ln_log("rank %d, RDMA port %s: %s: %s", q->rank, q->port.name, what, why);
     q->failed = true;
     return LOSSYNET_LINK;
 }
@@ -137,8 +137,8 @@ static void take_events(struct verbs_queue *q) {
         case IBV_EVENT_LID_CHANGE:
         case IBV_EVENT_GID_CHANGE:
             if (!(q->said >> type & 1))
-                lossynet_log("rank %d, RDMA port %s: the device reports: %s (said once)", q->rank,
-                             q->port.name, ibv_event_type_str(type));
+                ln_log("rank %d, RDMA port %s: the device reports: %s (said once)", q->rank,
+                       q->port.name, ibv_event_type_str(type));
             q->said |= (uint64_t)1 << type;
             break;
         default:
@@ -182,7 +182,7 @@ void verbs_queue_wake(struct verbs_queue *q) {
 
 struct ibv_ah_attr verbs_bulk(struct ibv_ah_attr attr, int dscp) {
     attr.grh.traffic_class = (uint8_t)(dscp << 2); /* RoCE v2: for the IP header (A17.4.3.1) */
-    attr.sl = (uint8_t)lossynet_service_level(dscp);
+    attr.sl = (uint8_t)ln_service_level(dscp);
     return attr;
 }
 
@@ -255,8 +255,8 @@ static bool await_sends(struct verbs_queue *q, uint64_t until) {
         }
         if (q->tx.stuck) return false;
         if (++idle < SPINS) continue;
-        if (idle == SPINS) since = lossynet_now();
-        q->tx.stuck = lossynet_now() - since > STUCK;
+        if (idle == SPINS) since = ln_now();
+        q->tx.stuck = ln_now() - since > STUCK;
         sched_yield();
     }
     return !q->failed;
@@ -264,7 +264,7 @@ static bool await_sends(struct verbs_queue *q, uint64_t until) {
 
 /* Makes one work request of a datagram. */
 static void fill_request(struct verbs_queue *q, const struct verbs_address *to, uint64_t number,
-                         const struct lossynet_datagram *d, struct ibv_send_wr *wr,
+                         const struct ln_datagram *d, struct ibv_send_wr *wr,
                          struct ibv_sge *part) {
     uint8_t *staging = q->tx.staging + number % q->tx.size * q->tx.slot;
     const struct verbs_region *region = d->length ? find_region(q, d->payload, d->length) : NULL;
@@ -284,7 +284,7 @@ static void fill_request(struct verbs_queue *q, const struct verbs_address *to, 
 }
 
 lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_address *to,
-                                 const struct lossynet_datagram *batch, int count) {
+                                 const struct ln_datagram *batch, int count) {
     struct ibv_send_wr wr[LOSSYNET_BATCH], *bad;
     struct ibv_sge part[2 * LOSSYNET_BATCH];
     uint64_t last = q->tx.posted + (uint64_t)count;
@@ -323,13 +323,13 @@ bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t byte
     if (mr)
         add_region(q, (struct verbs_region){(const uint8_t *)memory, bytes, mr});
     else if (device)
-        lossynet_log("rank %d, RDMA port %s: cannot register %zu MB of a GPU's memory (%s), so "
-                     "gradients go through the host's: this needs dma-buf or nvidia-peermem",
-                     q->rank, q->port.name, bytes >> 20, strerror(errno));
+        ln_log("rank %d, RDMA port %s: cannot register %zu MB of a GPU's memory (%s), so "
+               "gradients go through the host's: this needs dma-buf or nvidia-peermem",
+               q->rank, q->port.name, bytes >> 20, strerror(errno));
     else
-        lossynet_log("rank %d, RDMA port %s: cannot register %zu MB (%s), so payloads are copied: "
-                     "raise the limit of locked memory (ulimit -l)",
-                     q->rank, q->port.name, bytes >> 20, strerror(errno));
+        ln_log("rank %d, RDMA port %s: cannot register %zu MB (%s), so payloads are copied: "
+               "raise the limit of locked memory (ulimit -l)",
+               q->rank, q->port.name, bytes >> 20, strerror(errno));
     return mr;
 }
 
@@ -360,18 +360,18 @@ size_t verbs_queue_memory(size_t mtu) {
 static lossynet_status take_memory(struct verbs_queue *q) {
     size_t sending = q->tx.size * q->tx.slot, receiving = (size_t)q->rx.size * q->rx.slot;
     q->memory_bytes = memory(q->port.mtu, q->tx.size, q->rx.size);
-    q->tx.staging = lossynet_memory_take(q->tx.size, q->tx.slot);
-    q->rx.slots = lossynet_memory_take((size_t)q->rx.size, q->rx.slot);
-    q->rx.spare = lossynet_memory_take((size_t)q->rx.size, sizeof *q->rx.spare);
+    q->tx.staging = ln_memory_take(q->tx.size, q->tx.slot);
+    q->rx.slots = ln_memory_take((size_t)q->rx.size, q->rx.slot);
+    q->rx.spare = ln_memory_take((size_t)q->rx.size, sizeof *q->rx.spare);
     if (!q->tx.staging || !q->rx.slots || !q->rx.spare) return LOSSYNET_NO_MEMORY;
     for (; q->rx.spares < q->rx.size; q->rx.spares++)
         q->rx.spare[q->rx.spares] = q->rx.size - 1 - q->rx.spares;
     q->tx.mr = ibv_reg_mr(q->pd, q->tx.staging, sending, 0);
     q->rx.mr = ibv_reg_mr(q->pd, q->rx.slots, receiving, IBV_ACCESS_LOCAL_WRITE);
     if (q->tx.mr && q->rx.mr) return LOSSYNET_OK;
-    lossynet_log("rank %d, RDMA port %s: cannot register %zu MB of buffers: %s: raise the limit of "
-                 "locked memory (ulimit -l)",
-                 q->rank, q->port.name, (sending + receiving) >> 20, strerror(errno));
+    ln_log("rank %d, RDMA port %s: cannot register %zu MB of buffers: %s: raise the limit of "
+           "locked memory (ulimit -l)",
+           q->rank, q->port.name, (sending + receiving) >> 20, strerror(errno));
     return LOSSYNET_LINK;
 }
 
@@ -405,8 +405,8 @@ lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
     q->rx.slot = slot_bytes(q->port.mtu);
     q->tx.slot = staging_bytes(q->port.mtu);
     if (most < SENDS_LEAST || limits->max_sge < 2) {
-        lossynet_log("RDMA port %s: queues of %d with %d parts: expected at least %d with 2",
-                     q->port.name, most, limits->max_sge, SENDS_LEAST);
+        ln_log("RDMA port %s: queues of %d with %d parts: expected at least %d with 2",
+               q->port.name, most, limits->max_sge, SENDS_LEAST);
         return LOSSYNET_LINK;
     }
     q->pd = ibv_alloc_pd(q->port.context);

@@ -13,79 +13,75 @@
 
 /* ---- injected loss (loss_model.c) ---- */
 
-enum lossynet_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE, LOSS_REPLAY };
+enum ln_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE, LOSS_REPLAY };
 
-struct lossynet_loss_replay; /* opaque: a recorded run */
+struct ln_loss_replay; /* opaque: a recorded run */
 
-struct lossynet_loss_at { /* links with a rate of their own */
+struct ln_loss_at {       /* links with a rate of their own */
     int sender, receiver; /* receiver -1: all links from and to `sender` */
     double rate;
 };
 
-struct lossynet_loss {
-    enum lossynet_loss_model model;
+struct ln_loss {
+    enum ln_loss_model model;
     uint64_t seed;
     double rate[2];
     double mean_run; /* mean length of a run of losses: burst in packets, outage in steps */
     uint8_t *trace;  /* 1 = arrives */
     size_t trace_length;
-    struct lossynet_loss_replay *replay;
-    struct lossynet_loss_at *at; /* [at_count] */
+    struct ln_loss_replay *replay;
+    struct ln_loss_at *at; /* [at_count] */
     int at_count;
 };
 
 /* On failure `why` gets one line that says what was expected. */
-lossynet_status lossynet_loss_open(struct lossynet_loss *loss,
-                                   const struct lossynet_loss_settings *settings, char *why,
-                                   size_t why_size);
-void lossynet_loss_close(struct lossynet_loss *loss);
+lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
+                             char *why, size_t why_size);
+void ln_loss_close(struct ln_loss *loss);
 
 /* Sets arrived[k] to 1 or 0 for the n packets that `sender` sends to `receiver` in this phase and
  * step, in order of (bucket, packet). The result depends on the arguments alone, not on the number
  * of ranks. chain: for "burst" and "outage", one word per link and phase, 0 at the start, in which
  * the function remembers the link's state (loss_model.c). It only saves time; NULL is fine. */
-void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step,
-                        int sender, int receiver, size_t n, uint64_t *chain, uint8_t *arrived);
+void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
+                  int receiver, size_t n, uint64_t *chain, uint8_t *arrived);
 
 /* The loss rate that is injected on average over the links between `workers` workers. 0 for models
  * "trace" and "replay", whose rates are in their files. */
-double lossynet_loss_mean(const struct lossynet_loss *loss, lossynet_phase phase, int workers);
+double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers);
 
 /* A hash of everything that masks depend on, except the contents of a trace. */
-uint64_t lossynet_loss_fingerprint(const struct lossynet_loss *loss);
+uint64_t ln_loss_fingerprint(const struct ln_loss *loss);
 
 /* ---- traces of what arrived, for the loss model trace:FILE (loss_trace.c) ---- */
 
 /* Opens `path` for writing; with several ranks path.RANK. On failure it logs one line, and *out is
  * NULL. */
-lossynet_status lossynet_loss_trace_open(const char *path, const struct lossynet_world *world,
-                                         FILE **out);
+lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world *world,
+                                   FILE **out);
 /* Writes which of a link's n packets arrived in a phase. */
-void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender,
-                              int receiver, const uint8_t *arrived, size_t n);
+void ln_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender, int receiver,
+                        const uint8_t *arrived, size_t n);
 /* Writes what a worker did in a step. */
-void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
-                              const struct lossynet_part *part);
+void ln_loss_trace_part(FILE *trace, uint64_t step, int worker, const struct lossynet_part *part);
 /* Writes told[w], w < workers: in this step owner w has told this worker which packets arrived. */
-void lossynet_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *told,
-                              int workers);
+void ln_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *told, int workers);
 /* Call it after all links of a phase. Logs one line if something could not be written. */
-lossynet_status lossynet_loss_trace_flush(FILE *trace, int rank);
+lossynet_status ln_loss_trace_flush(FILE *trace, int rank);
 
 /* ---- repeating a recorded run (loss_replay.c) ---- */
 
 /* Reads FILE, or FILE.0, FILE.1 ... On failure *out is NULL, and `why` gets one line that says what
  * was expected. */
-lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss_replay **out,
-                                          char *why, size_t why_size);
-void lossynet_loss_replay_close(struct lossynet_loss_replay *replay); /* NULL is fine */
-/* Sets arrived[k] as lossynet_loss_mask does. */
-void lossynet_loss_replay_mask(const struct lossynet_loss_replay *replay, lossynet_phase phase,
-                               uint64_t step, int sender, int receiver, size_t n, uint8_t *arrived);
+lossynet_status ln_loss_replay_open(const char *path, struct ln_loss_replay **out, char *why,
+                                    size_t why_size);
+void ln_loss_replay_close(struct ln_loss_replay *replay); /* NULL is fine */
+/* Sets arrived[k] as ln_loss_mask does. */
+void ln_loss_replay_mask(const struct ln_loss_replay *replay, lossynet_phase phase, uint64_t step,
+                         int sender, int receiver, size_t n, uint8_t *arrived);
 /* Whether an owner told a worker in this step which packets arrived. */
-bool lossynet_loss_replay_told(const struct lossynet_loss_replay *replay, uint64_t step, int worker,
-                               int owner);
-struct lossynet_part lossynet_loss_replay_part(const struct lossynet_loss_replay *replay,
-                                               uint64_t step, int worker);
+bool ln_loss_replay_told(const struct ln_loss_replay *replay, uint64_t step, int worker, int owner);
+struct lossynet_part ln_loss_replay_part(const struct ln_loss_replay *replay, uint64_t step,
+                                         int worker);
 
 #endif

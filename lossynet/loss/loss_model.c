@@ -58,7 +58,7 @@ static const char *const phase_name[2] = {"gradient", "parameter"};
 enum { STREAM_LOSS = 1, STREAM_STATIONARY = 2, STREAM_TRACE = 3 };
 
 struct directed { /* a link in a phase */
-    const struct lossynet_loss *loss;
+    const struct ln_loss *loss;
     lossynet_phase phase; /* for outages always GRADIENT, because both phases share them */
     int sender, receiver;
     double rate;
@@ -66,14 +66,14 @@ struct directed { /* a link in a phase */
 
 /* The key of all random numbers of a link in a step. */
 static uint64_t stream_key(const struct directed *link, int stream, uint64_t step) {
-    uint64_t key = lossynet_mix(link->loss->seed ^ ((uint64_t)stream << 8 | (uint64_t)link->phase));
-    key = lossynet_mix(key ^ step);
-    return lossynet_mix(key ^ ((uint64_t)link->sender << 32 | (uint64_t)link->receiver));
+    uint64_t key = ln_mix(link->loss->seed ^ ((uint64_t)stream << 8 | (uint64_t)link->phase));
+    key = ln_mix(key ^ step);
+    return ln_mix(key ^ ((uint64_t)link->sender << 32 | (uint64_t)link->receiver));
 }
 
 /* The k-th number of a stream, uniform in [0, 2^64). */
 static inline uint64_t stream_number(uint64_t key, size_t k) {
-    return lossynet_mix(key + k * 0xd1342543de82ef95u);
+    return ln_mix(key + k * 0xd1342543de82ef95u);
 }
 
 /* Probability p < 1 as a bound on a uniform 64-bit number. */
@@ -160,11 +160,11 @@ static void mask_trace(const struct directed *link, uint64_t step, size_t n, uin
 }
 
 /* The link's rate: that of the last entry of `at` that names the link, or else the phase's. */
-static double link_rate(const struct lossynet_loss *loss, lossynet_phase phase, int sender,
+static double link_rate(const struct ln_loss *loss, lossynet_phase phase, int sender,
                         int receiver) {
     double rate = loss->rate[phase];
     for (int i = 0; i < loss->at_count; i++) {
-        const struct lossynet_loss_at *at = &loss->at[i];
+        const struct ln_loss_at *at = &loss->at[i];
         if (at->receiver < 0 ? at->sender == sender || at->sender == receiver
                              : at->sender == sender && at->receiver == receiver)
             rate = at->rate;
@@ -172,7 +172,7 @@ static double link_rate(const struct lossynet_loss *loss, lossynet_phase phase, 
     return rate;
 }
 
-double lossynet_loss_mean(const struct lossynet_loss *loss, lossynet_phase phase, int workers) {
+double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers) {
     double sum = 0;
     if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY || workers < 2) return 0;
     if (!loss->at_count) return loss->rate[phase];
@@ -181,13 +181,13 @@ double lossynet_loss_mean(const struct lossynet_loss *loss, lossynet_phase phase
     return sum / ((double)workers * (workers - 1));
 }
 
-void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step,
-                        int sender, int receiver, size_t n, uint64_t *chain, uint8_t *arrived) {
+void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
+                  int receiver, size_t n, uint64_t *chain, uint8_t *arrived) {
     if (n == 0) return;
     const struct directed link = {loss, loss->model == LOSS_OUTAGE ? LOSSYNET_GRADIENT : phase,
                                   sender, receiver, link_rate(loss, phase, sender, receiver)};
     if (loss->model == LOSS_REPLAY)
-        lossynet_loss_replay_mask(loss->replay, phase, step, sender, receiver, n, arrived);
+        ln_loss_replay_mask(loss->replay, phase, step, sender, receiver, n, arrived);
     else if (link.rate <= 0)
         memset(arrived, 1, n);
     else if (loss->model == LOSS_TRACE)
@@ -202,28 +202,28 @@ void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, 
         mask_bernoulli(&link, step, n, arrived);
 }
 
-uint64_t lossynet_loss_fingerprint(const struct lossynet_loss *loss) {
-    uint64_t hash = lossynet_mix(loss->seed);
-    hash = lossynet_mix(hash ^ (uint64_t)loss->model);
+uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
+    uint64_t hash = ln_mix(loss->seed);
+    hash = ln_mix(hash ^ (uint64_t)loss->model);
     const double numbers[] = {loss->rate[0], loss->rate[1], loss->mean_run};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         uint64_t bits;
         memcpy(&bits, &numbers[i], sizeof bits);
-        hash = lossynet_mix(hash ^ bits);
+        hash = ln_mix(hash ^ bits);
     }
     for (int i = 0; i < loss->at_count; i++) {
         uint64_t bits;
         memcpy(&bits, &loss->at[i].rate, sizeof bits);
-        hash = lossynet_mix(hash ^ bits);
-        hash = lossynet_mix(hash ^ (uint64_t)(uint32_t)loss->at[i].sender << 32 ^
-                            (uint32_t)loss->at[i].receiver);
+        hash = ln_mix(hash ^ bits);
+        hash = ln_mix(hash ^ (uint64_t)(uint32_t)loss->at[i].sender << 32 ^
+                      (uint32_t)loss->at[i].receiver);
     }
     return hash;
 }
 
 /* ---- settings ---- */
 
-static lossynet_status trace_read(struct lossynet_loss *loss, const char *path, char *why,
+static lossynet_status trace_read(struct ln_loss *loss, const char *path, char *why,
                                   size_t why_size) {
     lossynet_status status = LOSSYNET_FILE;
     FILE *file = fopen(path, "r");
@@ -248,7 +248,7 @@ static lossynet_status trace_read(struct lossynet_loss *loss, const char *path, 
         }
         if (loss->trace_length == room) {
             room = room ? 2 * room : 4096;
-            uint8_t *larger = (uint8_t *)lossynet_memory_take(room, 1);
+            uint8_t *larger = (uint8_t *)ln_memory_take(room, 1);
             if (!larger) {
                 snprintf(why, why_size, "no memory for the loss trace %s", path);
                 status = LOSSYNET_NO_MEMORY;
@@ -273,7 +273,7 @@ close_file:
 
 /* Checks that a chain can have this rate: it can lose at most MEAN / (MEAN + 1). whose: names the
  * rate in the message. */
-static lossynet_status chain_check(const struct lossynet_loss *loss, double rate, const char *whose,
+static lossynet_status chain_check(const struct ln_loss *loss, double rate, const char *whose,
                                    char *why, size_t why_size) {
     const bool chained = loss->model == LOSS_BURST || loss->model == LOSS_OUTAGE;
     double mean = loss->mean_run;
@@ -286,7 +286,7 @@ static lossynet_status chain_check(const struct lossynet_loss *loss, double rate
 }
 
 /* Parses MEAN of a model NAME:MEAN. */
-static lossynet_status chain_parse(struct lossynet_loss *loss, const char *model, char *why,
+static lossynet_status chain_parse(struct ln_loss *loss, const char *model, char *why,
                                    size_t why_size) {
     const char *text = strchr(model, ':') + 1;
     char *end;
@@ -305,9 +305,9 @@ static lossynet_status chain_parse(struct lossynet_loss *loss, const char *model
 
 /* Parses one entry of `at`, WORKER=RATE or SENDER-RECEIVER=RATE, up to a comma. Moves *text to its
  * end. */
-static lossynet_status at_parse_one(struct lossynet_loss *loss, int workers, const char **text,
-                                    char *why, size_t why_size) {
-    struct lossynet_loss_at *at = &loss->at[loss->at_count++];
+static lossynet_status at_parse_one(struct ln_loss *loss, int workers, const char **text, char *why,
+                                    size_t why_size) {
+    struct ln_loss_at *at = &loss->at[loss->at_count++];
     const char *start = *text;
     const int length = (int)strcspn(start, ",");
     char *end;
@@ -343,7 +343,7 @@ static lossynet_status at_parse_one(struct lossynet_loss *loss, int workers, con
                  start, rate);
         return LOSSYNET_INVALID;
     }
-    *at = (struct lossynet_loss_at){(int)sender, (int)receiver, rate};
+    *at = (struct ln_loss_at){(int)sender, (int)receiver, rate};
     char whose[64];
     if (pair)
         snprintf(whose, sizeof whose, "link %ld-%ld's", sender, receiver);
@@ -352,8 +352,8 @@ static lossynet_status at_parse_one(struct lossynet_loss *loss, int workers, con
     return chain_check(loss, rate, whose, why, why_size);
 }
 
-static lossynet_status at_parse(struct lossynet_loss *loss, const char *text, int workers,
-                                char *why, size_t why_size) {
+static lossynet_status at_parse(struct ln_loss *loss, const char *text, int workers, char *why,
+                                size_t why_size) {
     if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY) {
         snprintf(why, why_size,
                  "'%s': a trace has no rates; expected loss model bernoulli, burst or outage",
@@ -362,7 +362,7 @@ static lossynet_status at_parse(struct lossynet_loss *loss, const char *text, in
     }
     size_t count = 1;
     for (const char *c = text; *c; c++) count += *c == ',';
-    loss->at = (struct lossynet_loss_at *)lossynet_memory_take(count, sizeof *loss->at);
+    loss->at = (struct ln_loss_at *)ln_memory_take(count, sizeof *loss->at);
     if (!loss->at) {
         snprintf(why, why_size, "no memory for the loss rates of %zu links", count);
         return LOSSYNET_NO_MEMORY;
@@ -372,7 +372,7 @@ static lossynet_status at_parse(struct lossynet_loss *loss, const char *text, in
     return status;
 }
 
-static lossynet_status model_parse(struct lossynet_loss *loss, const char *model, char *why,
+static lossynet_status model_parse(struct ln_loss *loss, const char *model, char *why,
                                    size_t why_size) {
     if (strcmp(model, "bernoulli") == 0) return LOSSYNET_OK;
     if (strncmp(model, "burst:", 6) == 0) {
@@ -389,7 +389,7 @@ static lossynet_status model_parse(struct lossynet_loss *loss, const char *model
     }
     if (strncmp(model, "replay:", 7) == 0) {
         loss->model = LOSS_REPLAY;
-        return lossynet_loss_replay_open(model + 7, &loss->replay, why, why_size);
+        return ln_loss_replay_open(model + 7, &loss->replay, why, why_size);
     }
     snprintf(why, why_size,
              "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS, "
@@ -398,10 +398,9 @@ static lossynet_status model_parse(struct lossynet_loss *loss, const char *model
     return LOSSYNET_INVALID;
 }
 
-lossynet_status lossynet_loss_open(struct lossynet_loss *loss,
-                                   const struct lossynet_loss_settings *settings, char *why,
-                                   size_t why_size) {
-    *loss = (struct lossynet_loss){.seed = settings->seed};
+lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
+                             char *why, size_t why_size) {
+    *loss = (struct ln_loss){.seed = settings->seed};
     for (int phase = 0; phase < 2; phase++) {
         loss->rate[phase] = settings->rate[phase];
         if (!(settings->rate[phase] >= 0 && settings->rate[phase] <= 1)) {
@@ -414,13 +413,13 @@ lossynet_status lossynet_loss_open(struct lossynet_loss *loss,
     lossynet_status status = model_parse(loss, model, why, why_size);
     if (!status && at && strcmp(at, "none") != 0)
         status = at_parse(loss, at, settings->workers, why, why_size);
-    if (status) lossynet_loss_close(loss);
+    if (status) ln_loss_close(loss);
     return status;
 }
 
-void lossynet_loss_close(struct lossynet_loss *loss) {
-    lossynet_loss_replay_close(loss->replay);
+void ln_loss_close(struct ln_loss *loss) {
+    ln_loss_replay_close(loss->replay);
     free(loss->trace);
     free(loss->at);
-    *loss = (struct lossynet_loss){0};
+    *loss = (struct ln_loss){0};
 }

@@ -2,7 +2,7 @@
  *
  * FILE is the record of one rank, or FILE.0, FILE.1 ... are those of all ranks. A packet arrives if
  * the record of its receiver says so. A worker has no record of a step that it left out, so nothing
- * arrives there. A line of its own says what a worker did in a step (lossynet_loss_trace_part).
+ * arrives there. A line of its own says what a worker did in a step (ln_loss_trace_part).
  */
 #include "lossynet/loss/loss.h"
 
@@ -29,7 +29,7 @@ struct told_record {
     size_t start, count; /* in `arrived` */
 };
 
-struct lossynet_loss_replay {
+struct ln_loss_replay {
     uint8_t *arrived; /* [packets] */
     struct link_record *link;
     struct part_record *part;
@@ -42,7 +42,7 @@ struct lossynet_loss_replay {
 static void *grow(void *old, size_t count, size_t *room, size_t size) {
     if (count < *room) return old;
     const size_t larger = *room ? 2 * *room : 1024;
-    void *memory = lossynet_memory_take(larger, size);
+    void *memory = ln_memory_take(larger, size);
     if (!memory) return NULL;
     if (old) memcpy(memory, old, count * size);
     free(old);
@@ -60,7 +60,7 @@ static void *grow(void *old, size_t count, size_t *room, size_t size) {
 /* ---- reading ---- */
 
 /* Reads a line that begins with #. If it has none of our three forms, it is a comment. */
-static lossynet_status take_header(struct lossynet_loss_replay *r, const char *line) {
+static lossynet_status take_header(struct ln_loss_replay *r, const char *line) {
     struct link_record link = {.start = r->packets};
     struct part_record part;
     struct told_record told = {.start = r->packets};
@@ -90,7 +90,7 @@ static lossynet_status take_header(struct lossynet_loss_replay *r, const char *l
     return LOSSYNET_OK;
 }
 
-static lossynet_status read_file(struct lossynet_loss_replay *r, FILE *file) {
+static lossynet_status read_file(struct ln_loss_replay *r, FILE *file) {
     char *line = NULL;
     size_t room = 0;
     lossynet_status status = LOSSYNET_OK;
@@ -126,9 +126,9 @@ static int by_told(const void *a, const void *b) {
     return x->step != y->step ? (x->step < y->step ? -1 : 1) : x->worker - y->worker;
 }
 
-lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss_replay **out,
-                                          char *why, size_t why_size) {
-    struct lossynet_loss_replay *r = lossynet_memory_take(1, sizeof *r);
+lossynet_status ln_loss_replay_open(const char *path, struct ln_loss_replay **out, char *why,
+                                    size_t why_size) {
+    struct ln_loss_replay *r = ln_memory_take(1, sizeof *r);
     lossynet_status status = r ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
     int files = 0;
     for (int rank = -1; !status; rank++) {
@@ -155,12 +155,12 @@ lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss
     if (!status) qsort(r->link, r->links, sizeof *r->link, by_link);
     if (!status && r->tolds) qsort(r->told, r->tolds, sizeof *r->told, by_told);
     if (!status) qsort(r->part, r->parts, sizeof *r->part, by_part);
-    if (status) lossynet_loss_replay_close(r);
+    if (status) ln_loss_replay_close(r);
     *out = status ? NULL : r;
     return status;
 }
 
-void lossynet_loss_replay_close(struct lossynet_loss_replay *r) {
+void ln_loss_replay_close(struct ln_loss_replay *r) {
     if (!r) return;
     free(r->told);
     free(r->part);
@@ -171,9 +171,8 @@ void lossynet_loss_replay_close(struct lossynet_loss_replay *r) {
 
 /* ---- queries ---- */
 
-void lossynet_loss_replay_mask(const struct lossynet_loss_replay *r, lossynet_phase phase,
-                               uint64_t step, int sender, int receiver, size_t n,
-                               uint8_t *arrived) {
+void ln_loss_replay_mask(const struct ln_loss_replay *r, lossynet_phase phase, uint64_t step,
+                         int sender, int receiver, size_t n, uint8_t *arrived) {
     const struct link_record key = {
         .step = step, .phase = (int)phase, .sender = sender, .receiver = receiver};
     const struct link_record *link =
@@ -182,16 +181,15 @@ void lossynet_loss_replay_mask(const struct lossynet_loss_replay *r, lossynet_ph
     if (link && link->count == n) memcpy(arrived, r->arrived + link->start, n);
 }
 
-bool lossynet_loss_replay_told(const struct lossynet_loss_replay *r, uint64_t step, int worker,
-                               int owner) {
+bool ln_loss_replay_told(const struct ln_loss_replay *r, uint64_t step, int worker, int owner) {
     const struct told_record key = {.step = step, .worker = worker};
     const struct told_record *told =
         r->tolds ? bsearch(&key, r->told, r->tolds, sizeof key, by_told) : NULL;
     return told && (size_t)owner < told->count && r->arrived[told->start + (size_t)owner];
 }
 
-struct lossynet_part lossynet_loss_replay_part(const struct lossynet_loss_replay *r, uint64_t step,
-                                               int worker) {
+struct lossynet_part ln_loss_replay_part(const struct ln_loss_replay *r, uint64_t step,
+                                         int worker) {
     const struct part_record key = {.step = step, .worker = worker};
     const struct part_record *part = bsearch(&key, r->part, r->parts, sizeof key, by_part);
     return part ? part->part : (struct lossynet_part){.takes_part = false};

@@ -26,20 +26,20 @@
 
 enum { LINE = 4096 };
 
-lossynet_status lossynet_loss_trace_open(const char *path, const struct lossynet_world *world,
-                                         FILE **out) {
+lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world *world,
+                                   FILE **out) {
     char own[4096];
     const char *format = world->ranks > 1 ? "%s.%d" : "%s";
     int length = snprintf(own, sizeof own, format, path, world->rank);
     *out = length < (int)sizeof own ? fopen(own, "w") : NULL;
     if (*out) return LOSSYNET_OK;
-    lossynet_log("cannot write the loss trace %s: %s", own,
-                 length < (int)sizeof own ? strerror(errno) : "the name is too long");
+    ln_log("cannot write the loss trace %s: %s", own,
+           length < (int)sizeof own ? strerror(errno) : "the name is too long");
     return LOSSYNET_FILE;
 }
 
-void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender,
-                              int receiver, const uint8_t *arrived, size_t n) {
+void ln_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender, int receiver,
+                        const uint8_t *arrived, size_t n) {
     fprintf(trace, "# step %" PRIu64 ", %s, worker %d to %d\n", step,
             phase == LOSSYNET_GRADIENT ? "gradient" : "parameter", sender, receiver);
     char digits[LINE];
@@ -47,25 +47,23 @@ void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, 
         size_t count = n - start < LINE ? n - start : LINE;
         for (size_t k = 0; k < count; k++) digits[k] = arrived[start + k] ? '0' : '1';
         if (fwrite(digits, 1, count, trace) != count || putc('\n', trace) == EOF)
-            return; /* lossynet_loss_trace_flush reports the error */
+            return; /* ln_loss_trace_flush reports the error */
     }
 }
 
-void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
-                              const struct lossynet_part *part) {
+void ln_loss_trace_part(FILE *trace, uint64_t step, int worker, const struct lossynet_part *part) {
     fprintf(trace, "# step %" PRIu64 ", worker %d %s, norm %a, lead %a\n", step, worker,
             part->computes ? "computes" : "idles", part->norm, part->lead);
 }
 
-void lossynet_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *told,
-                              int workers) {
+void ln_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *told, int workers) {
     fprintf(trace, "# step %" PRIu64 ", worker %d told ", step, worker);
     for (int w = 0; w < workers; w++) putc(told[w] ? '1' : '0', trace);
     putc('\n', trace);
 }
 
-lossynet_status lossynet_loss_trace_flush(FILE *trace, int rank) {
+lossynet_status ln_loss_trace_flush(FILE *trace, int rank) {
     if (fflush(trace) == 0 && !ferror(trace)) return LOSSYNET_OK;
-    lossynet_log("rank %d: the loss trace cannot be written: %s", rank, strerror(errno));
+    ln_log("rank %d: the loss trace cannot be written: %s", rank, strerror(errno));
     return LOSSYNET_FILE;
 }

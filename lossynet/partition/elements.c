@@ -44,12 +44,12 @@
 /* ---- bfloat16 ---- */
 
 static void round_bf16(float *to, const float *from, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = lossynet_bf16_widen(lossynet_bf16_narrow(from[i]));
+    for (size_t i = 0; i < n; i++) to[i] = ln_bf16_widen(ln_bf16_narrow(from[i]));
 }
 
 static void pack_bf16(uint8_t *to, const float *from, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        const uint16_t upper = lossynet_bf16_narrow(from[i]);
+        const uint16_t upper = ln_bf16_narrow(from[i]);
         memcpy(to + i * sizeof upper, &upper, sizeof upper);
     }
 }
@@ -58,7 +58,7 @@ static void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint16_t upper;
         memcpy(&upper, payload + i * sizeof upper, sizeof upper);
-        to[i] = lossynet_bf16_widen(upper);
+        to[i] = ln_bf16_widen(upper);
     }
 }
 
@@ -67,7 +67,7 @@ static void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
 enum { BLOCK = LOSSYNET_BLOCK, NOT_FINITE = 255 };
 enum { SCALE_LEAST = 7 }; /* the smallest scale whose unit is a normal number */
 
-int lossynet_block_bits(lossynet_wire_dtype dtype) {
+int ln_block_bits(lossynet_wire_dtype dtype) {
     return dtype == LOSSYNET_INT4 ? 4 : 8;
 }
 
@@ -108,7 +108,7 @@ static uint32_t mix32(uint32_t x) {
  * halfway between two multiples of 2^-16. So its sum with an integer is exact, multiples of the
  * unit do not change, and elements are not rounded down more often than up. */
 static void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse, uint64_t key) {
-    const uint32_t lot = (uint32_t)lossynet_mix(key);
+    const uint32_t lot = (uint32_t)ln_mix(key);
     for (uint32_t i = 0; i < BLOCK; i++) {
         const uint32_t random = mix32(lot + i) >> 16;
         const float up = ((float)(int32_t)random + 0.5f) * 0x1p-16f;
@@ -151,9 +151,9 @@ static size_t smaller(size_t a, size_t b) {
 /* Widens a block of count elements. Here and below, a constant count lets compilers vectorize. */
 static void widen(float *to, const uint16_t *from, size_t count) {
     if (count == BLOCK)
-        for (int j = 0; j < BLOCK; j++) to[j] = lossynet_bf16_widen(from[j]);
+        for (int j = 0; j < BLOCK; j++) to[j] = ln_bf16_widen(from[j]);
     else
-        for (size_t j = 0; j < count; j++) to[j] = lossynet_bf16_widen(from[j]);
+        for (size_t j = 0; j < count; j++) to[j] = ln_bf16_widen(from[j]);
 }
 
 /* Narrows a number that bfloat16 can hold exactly. */
@@ -177,9 +177,8 @@ static void multiply(float *to, const int8_t *q, float unit, size_t count) {
         for (size_t j = 0; j < count; j++) to[j] = (float)q[j] * unit;
 }
 
-static void round_blocks(const struct lossynet_rounding *r, float *to, const float *from,
-                         size_t n) {
-    const int bits = lossynet_block_bits(r->dtype);
+static void round_blocks(const struct ln_rounding *r, float *to, const float *from, size_t n) {
+    const int bits = ln_block_bits(r->dtype);
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
@@ -200,9 +199,9 @@ static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
 }
 
 /* Packs float32 elements `from`, or if from is NULL the elements `bf16`. */
-static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const float *from,
+static void pack_blocks(const struct ln_rounding *r, uint8_t *to, const float *from,
                         const uint16_t *bf16, size_t n) {
-    const int bits = lossynet_block_bits(r->dtype);
+    const int bits = ln_block_bits(r->dtype);
     uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
@@ -232,7 +231,7 @@ static void unpack_nibbles(int8_t q[BLOCK], const uint8_t *in, size_t bytes) {
 
 static void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
                           const uint8_t *payload, size_t n) {
-    const int bits = lossynet_block_bits(dtype);
+    const int bits = ln_block_bits(dtype);
     const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
@@ -245,14 +244,14 @@ static void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
     }
 }
 
-uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count) {
+uint8_t ln_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count) {
     float x[BLOCK] = {0};
     memcpy(x, block, count * sizeof *x);
-    return scale_of(x, lossynet_block_bits(dtype));
+    return scale_of(x, ln_block_bits(dtype));
 }
 
-float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
-    const int bits = lossynet_block_bits(dtype);
+float ln_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
+    const int bits = ln_block_bits(dtype);
     float block[BLOCK] = {x};
     int8_t q[BLOCK] = {0};
     if (scale != NOT_FINITE) round_to_nearest(q, block, from_exponent(254 - (scale - (bits - 2))));
@@ -261,7 +260,7 @@ float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
 
 /* ---- all formats ---- */
 
-size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
+size_t ln_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
     switch (dtype) {
     case LOSSYNET_FLOAT32:
         return n * sizeof(float);
@@ -275,20 +274,19 @@ size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
     return (n + BLOCK - 1) / BLOCK + (n + 1) / 2;
 }
 
-size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes) {
-    if (dtype < LOSSYNET_INT8) return bytes / lossynet_payload_bytes(dtype, 1);
-    return bytes / lossynet_payload_bytes(dtype, BLOCK) * BLOCK;
+size_t ln_payload_elements(lossynet_wire_dtype dtype, size_t bytes) {
+    if (dtype < LOSSYNET_INT8) return bytes / ln_payload_bytes(dtype, 1);
+    return bytes / ln_payload_bytes(dtype, BLOCK) * BLOCK;
 }
 
-size_t lossynet_payload_default(lossynet_wire_dtype dtype, size_t room) {
+size_t ln_payload_default(lossynet_wire_dtype dtype, size_t room) {
     enum { VECTOR = 8 };
     if (dtype >= LOSSYNET_INT8) return room; /* whole blocks in any case */
-    const size_t whole = lossynet_payload_bytes(dtype, VECTOR);
+    const size_t whole = ln_payload_bytes(dtype, VECTOR);
     return room < whole ? room : room / whole * whole;
 }
 
-void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, const float *from,
-                            size_t n) {
+void ln_elements_pack(const struct ln_rounding *r, uint8_t *to, const float *from, size_t n) {
     if (r->dtype == LOSSYNET_FLOAT32)
         memcpy(to, from, n * sizeof *from);
     else if (r->dtype == LOSSYNET_BF16)
@@ -297,16 +295,15 @@ void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, cons
         pack_blocks(r, to, from, NULL, n);
 }
 
-void lossynet_elements_pack_bf16(const struct lossynet_rounding *r, uint8_t *to,
-                                 const uint16_t *from, size_t n) {
+void ln_elements_pack_bf16(const struct ln_rounding *r, uint8_t *to, const uint16_t *from,
+                           size_t n) {
     if (r->dtype == LOSSYNET_BF16)
         memcpy(to, from, n * sizeof *from);
     else
         pack_blocks(r, to, NULL, from, n);
 }
 
-void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload,
-                              size_t n) {
+void ln_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload, size_t n) {
     if (dtype == LOSSYNET_FLOAT32)
         memcpy(to, payload, n * sizeof *to);
     else if (dtype == LOSSYNET_BF16)
@@ -315,16 +312,15 @@ void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_
         unpack_blocks(dtype, to, NULL, payload, n);
 }
 
-void lossynet_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
-                                   size_t n) {
+void ln_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
+                             size_t n) {
     if (dtype == LOSSYNET_BF16)
         memcpy(to, payload, n * sizeof *to);
     else
         unpack_blocks(dtype, NULL, to, payload, n);
 }
 
-void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
-                            size_t n) {
+void ln_elements_copy(const struct ln_rounding *r, float *to, const float *from, size_t n) {
     if (r->dtype == LOSSYNET_BF16)
         round_bf16(to, from, n);
     else if (r->dtype != LOSSYNET_FLOAT32)
@@ -333,32 +329,31 @@ void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const 
         memcpy(to, from, n * sizeof *to);
 }
 
-void lossynet_elements_narrow(const struct lossynet_rounding *r, uint16_t *to, const float *from,
-                              size_t n) {
+void ln_elements_narrow(const struct ln_rounding *r, uint16_t *to, const float *from, size_t n) {
     enum { PIECE = 32 * BLOCK };
     float rounded[PIECE];
-    struct lossynet_rounding of_piece = *r;
+    struct ln_rounding of_piece = *r;
     for (size_t i = 0; i < n; i += PIECE, of_piece.offset += PIECE) {
         const size_t count = smaller(PIECE, n - i);
-        lossynet_elements_copy(&of_piece, rounded, from + i, count);
+        ln_elements_copy(&of_piece, rounded, from + i, count);
         narrow(to + i, rounded, count);
     }
 }
 
-void lossynet_elements_round_bf16(const struct lossynet_rounding *r, uint16_t *x, size_t n) {
+void ln_elements_round_bf16(const struct ln_rounding *r, uint16_t *x, size_t n) {
     enum { PIECE = 32 * BLOCK };
     float wide[PIECE];
-    struct lossynet_rounding of_piece = *r;
+    struct ln_rounding of_piece = *r;
     for (size_t i = 0; i < n; i += PIECE, of_piece.offset += PIECE) {
         const size_t count = smaller(PIECE, n - i);
         widen(wide, x + i, count);
-        lossynet_elements_narrow(&of_piece, x + i, wide, count);
+        ln_elements_narrow(&of_piece, x + i, wide, count);
     }
 }
 
 enum { TOO_LARGE = (127 + 64) << 23 }; /* the exponent of 2^64 */
 
-bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n) {
+bool ln_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n) {
     uint32_t wrong = 0;
     if (dtype == LOSSYNET_FLOAT32) {
         for (size_t i = 0; i < n; i++) {

@@ -14,7 +14,7 @@
 
 #include <stdlib.h>
 
-static int size_of(const struct lossynet_groups *groups, int g) {
+static int size_of(const struct ln_groups *groups, int g) {
     return groups->first[g + 1] - groups->first[g];
 }
 
@@ -24,7 +24,7 @@ static int wanted_size(int workers, int group, const int *sizes, int g, int firs
     return size < left ? size : left;
 }
 
-static void fill(struct lossynet_groups *groups, int workers) {
+static void fill(struct ln_groups *groups, int workers) {
     for (int w = 0, g = 0; w < workers; w++) {
         while (w >= groups->first[g + 1]) g++;
         groups->of[w] = g;
@@ -37,22 +37,21 @@ static void fill(struct lossynet_groups *groups, int workers) {
         groups->weights += groups->weight[g] = (double)size_of(groups, g) / size_of(groups, 0);
 }
 
-lossynet_status lossynet_groups_open(struct lossynet_groups *groups, int workers, int group,
-                                     const int *sizes) {
-    *groups = (struct lossynet_groups){0};
+lossynet_status ln_groups_open(struct ln_groups *groups, int workers, int group, const int *sizes) {
+    *groups = (struct ln_groups){0};
     for (int first = 0; first < workers; groups->count++) {
         const int size = wanted_size(workers, group, sizes, groups->count, first);
         if (size > groups->largest) groups->largest = size;
         first += size;
     }
     const size_t count = (size_t)groups->count;
-    groups->of = (int *)lossynet_memory_take((size_t)workers, sizeof(int));
-    groups->first = (int *)lossynet_memory_take(count + 1, sizeof(int));
-    groups->partner = (int *)lossynet_memory_take((size_t)groups->largest * count, sizeof(int));
-    groups->weight = (double *)lossynet_memory_take(count, sizeof(double));
+    groups->of = (int *)ln_memory_take((size_t)workers, sizeof(int));
+    groups->first = (int *)ln_memory_take(count + 1, sizeof(int));
+    groups->partner = (int *)ln_memory_take((size_t)groups->largest * count, sizeof(int));
+    groups->weight = (double *)ln_memory_take(count, sizeof(double));
     if (!groups->of || !groups->first || !groups->partner || !groups->weight) {
-        lossynet_log("no memory for the list of %d groups of %d workers", groups->count, workers);
-        lossynet_groups_close(groups);
+        ln_log("no memory for the list of %d groups of %d workers", groups->count, workers);
+        ln_groups_close(groups);
         return LOSSYNET_NO_MEMORY;
     }
     for (int g = 0; g < groups->count; g++)
@@ -62,19 +61,19 @@ lossynet_status lossynet_groups_open(struct lossynet_groups *groups, int workers
     return LOSSYNET_OK;
 }
 
-void lossynet_groups_close(struct lossynet_groups *groups) {
+void ln_groups_close(struct ln_groups *groups) {
     free(groups->of);
     free(groups->first);
     free(groups->partner);
     free(groups->weight);
-    *groups = (struct lossynet_groups){0};
+    *groups = (struct ln_groups){0};
 }
 
-uint64_t lossynet_groups_fingerprint(const struct lossynet_groups *groups) {
+uint64_t ln_groups_fingerprint(const struct ln_groups *groups) {
     const int size = size_of(groups, 0);
     uint64_t hash = (uint64_t)size;
     for (int g = 1; g < groups->count; g++)
         if (size_of(groups, g) != size)
-            hash = lossynet_mix(hash ^ (uint64_t)g << 32 ^ (uint64_t)size_of(groups, g));
+            hash = ln_mix(hash ^ (uint64_t)g << 32 ^ (uint64_t)size_of(groups, g));
     return hash;
 }

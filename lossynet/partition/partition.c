@@ -20,18 +20,18 @@ static size_t minimum(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-static void add_bytes(struct lossynet_partition *partition, size_t owner, size_t count) {
+static void add_bytes(struct ln_partition *partition, size_t owner, size_t count) {
     const size_t full = count / partition->packet_elements,
                  rest = count % partition->packet_elements;
     for (int phase = 0; phase < 2; phase++) {
         const lossynet_wire_dtype dtype = partition->dtype[phase];
         partition->owner_bytes[phase][owner] +=
-            full * lossynet_payload_bytes(dtype, partition->packet_elements) +
-            lossynet_payload_bytes(dtype, rest);
+            full * ln_payload_bytes(dtype, partition->packet_elements) +
+            ln_payload_bytes(dtype, rest);
     }
 }
 
-static void fill(struct lossynet_partition *partition, const size_t *bucket_elements) {
+static void fill(struct ln_partition *partition, const size_t *bucket_elements) {
     size_t element = 0, packet = 0;
     size_t owners = (size_t)partition->workers, row = (size_t)partition->buckets + 1;
     for (int b = 0; b < partition->buckets; b++) {
@@ -57,45 +57,44 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
     partition->shard_element[(size_t)partition->buckets * owners] = partition->elements = element;
     partition->shard_packet[(size_t)partition->buckets * owners] = partition->packets = packet;
     for (size_t w = 0; w < owners; w++) {
-        size_t packets = lossynet_partition_owner_packets(partition, (int)w);
+        size_t packets = ln_partition_owner_packets(partition, (int)w);
         partition->owner_start[w + 1] = partition->owner_start[w] + packets;
         if (packets > partition->largest_owner_packets) partition->largest_owner_packets = packets;
     }
 }
 
-lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
-                                        int group, const int *group_sizes, int buckets,
-                                        const size_t *bucket_elements, size_t packet_bytes,
-                                        lossynet_wire_dtype dtype) {
-    *partition = (struct lossynet_partition){.workers = workers, .buckets = buckets};
-    lossynet_status status = lossynet_groups_open(&partition->groups, workers, group, group_sizes);
+lossynet_status ln_partition_open(struct ln_partition *partition, int workers, int group,
+                                  const int *group_sizes, int buckets,
+                                  const size_t *bucket_elements, size_t packet_bytes,
+                                  lossynet_wire_dtype dtype) {
+    *partition = (struct ln_partition){.workers = workers, .buckets = buckets};
+    lossynet_status status = ln_groups_open(&partition->groups, workers, group, group_sizes);
     if (status) return status;
     partition->dtype[LOSSYNET_GRADIENT] = dtype;
     partition->dtype[LOSSYNET_PARAMETER] = dtype == LOSSYNET_INT4 ? LOSSYNET_INT8 : dtype;
     partition->packet_elements =
-        lossynet_payload_elements(partition->dtype[LOSSYNET_PARAMETER], packet_bytes);
+        ln_payload_elements(partition->dtype[LOSSYNET_PARAMETER], packet_bytes);
     size_t shards = (size_t)buckets * workers + 1, rows = ((size_t)buckets + 1) * workers;
-    partition->shard_element = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
-    partition->shard_packet = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
-    partition->owner_element = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
-    partition->owner_packet = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
-    partition->owner_start = (size_t *)lossynet_memory_take((size_t)workers + 1, sizeof(size_t));
+    partition->shard_element = (size_t *)ln_memory_take(shards, sizeof(size_t));
+    partition->shard_packet = (size_t *)ln_memory_take(shards, sizeof(size_t));
+    partition->owner_element = (size_t *)ln_memory_take(rows, sizeof(size_t));
+    partition->owner_packet = (size_t *)ln_memory_take(rows, sizeof(size_t));
+    partition->owner_start = (size_t *)ln_memory_take((size_t)workers + 1, sizeof(size_t));
     for (int phase = 0; phase < 2; phase++)
-        partition->owner_bytes[phase] =
-            (size_t *)lossynet_memory_take((size_t)workers, sizeof(size_t));
+        partition->owner_bytes[phase] = (size_t *)ln_memory_take((size_t)workers, sizeof(size_t));
     if (!partition->shard_element || !partition->shard_packet || !partition->owner_element ||
         !partition->owner_packet || !partition->owner_start || !partition->owner_bytes[0] ||
         !partition->owner_bytes[1]) {
-        lossynet_log("no memory for the partition of %d buckets x %d workers", buckets, workers);
-        lossynet_partition_close(partition);
+        ln_log("no memory for the partition of %d buckets x %d workers", buckets, workers);
+        ln_partition_close(partition);
         return LOSSYNET_NO_MEMORY;
     }
     fill(partition, bucket_elements);
     return LOSSYNET_OK;
 }
 
-void lossynet_partition_close(struct lossynet_partition *partition) {
-    lossynet_groups_close(&partition->groups);
+void ln_partition_close(struct ln_partition *partition) {
+    ln_groups_close(&partition->groups);
     free(partition->shard_element);
     free(partition->shard_packet);
     free(partition->owner_element);
@@ -103,5 +102,5 @@ void lossynet_partition_close(struct lossynet_partition *partition) {
     free(partition->owner_start);
     free(partition->owner_bytes[0]);
     free(partition->owner_bytes[1]);
-    *partition = (struct lossynet_partition){0};
+    *partition = (struct ln_partition){0};
 }

@@ -12,28 +12,27 @@
 /* ---- workers in groups (groups.c) ---- */
 
 /* Each group has consecutive workers. Without groups every worker is a group. */
-struct lossynet_groups {
+struct ln_groups {
     int count, largest; /* number of groups; workers of the largest group */
     int *of;            /* [workers]: the group of each worker */
     int *first;         /* [count + 1]: first worker of each group; first[count]: all workers */
-    int *partner;       /* [largest][count], see lossynet_partners */
+    int *partner;       /* [largest][count], see ln_partners */
     double *weight;     /* [count]: workers of the group over workers of group 0 */
     double weights;     /* their sum */
 };
 
 /* Makes groups of `group` workers; the last group has those that are left. If sizes is not NULL,
  * group g has sizes[g] workers, until there are `workers` in all. */
-lossynet_status lossynet_groups_open(struct lossynet_groups *groups, int workers, int group,
-                                     const int *sizes);
-void lossynet_groups_close(struct lossynet_groups *groups);
+lossynet_status ln_groups_open(struct ln_groups *groups, int workers, int group, const int *sizes);
+void ln_groups_close(struct ln_groups *groups);
 /* A hash of the groups' sizes; if all are equal, the size itself. */
-uint64_t lossynet_groups_fingerprint(const struct lossynet_groups *groups);
+uint64_t ln_groups_fingerprint(const struct ln_groups *groups);
 
 /* ---- who owns what (partition.c) ---- */
 
-struct lossynet_partition {
+struct ln_partition {
     int workers, buckets;
-    struct lossynet_groups groups;
+    struct ln_groups groups;
     size_t elements, packets;     /* in one vector */
     size_t packet_elements;       /* in a full packet */
     lossynet_wire_dtype dtype[2]; /* of payloads, by phase */
@@ -53,60 +52,56 @@ struct lossynet_partition {
     size_t largest_shard_packets, largest_owner_packets;
 };
 
-lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
-                                        int group, const int *group_sizes, int buckets,
-                                        const size_t *bucket_elements, size_t packet_bytes,
-                                        lossynet_wire_dtype dtype);
-void lossynet_partition_close(struct lossynet_partition *partition);
+lossynet_status ln_partition_open(struct ln_partition *partition, int workers, int group,
+                                  const int *group_sizes, int buckets,
+                                  const size_t *bucket_elements, size_t packet_bytes,
+                                  lossynet_wire_dtype dtype);
+void ln_partition_close(struct ln_partition *partition);
 
 /* The partners of an owner: one worker of each group, in order of groups. For its own group it is
  * the owner itself. Partners send and receive the owner's packets for their groups. */
-static inline const int *lossynet_partners(const struct lossynet_partition *partition, int owner) {
-    const struct lossynet_groups *groups = &partition->groups;
+static inline const int *ln_partners(const struct ln_partition *partition, int owner) {
+    const struct ln_groups *groups = &partition->groups;
     const int place = owner - groups->first[groups->of[owner]];
     return groups->partner + (size_t)place * (size_t)groups->count;
 }
 
 /* Whether the worker is the owner, or sends it gradients and receives its parameters. */
-static inline bool lossynet_is_partner(const struct lossynet_partition *partition, int worker,
-                                       int owner) {
-    return lossynet_partners(partition, owner)[partition->groups.of[worker]] == worker;
+static inline bool ln_is_partner(const struct ln_partition *partition, int worker, int owner) {
+    return ln_partners(partition, owner)[partition->groups.of[worker]] == worker;
 }
 
-static inline size_t lossynet_partition_owned(const struct lossynet_partition *partition,
-                                              int worker) {
+static inline size_t ln_partition_owned(const struct ln_partition *partition, int worker) {
     return partition->owner_element[(size_t)(worker + 1) * (partition->buckets + 1) - 1];
 }
 
-static inline size_t lossynet_partition_owner_packets(const struct lossynet_partition *partition,
-                                                      int worker) {
+static inline size_t ln_partition_owner_packets(const struct ln_partition *partition, int worker) {
     return partition->owner_packet[(size_t)(worker + 1) * (partition->buckets + 1) - 1];
 }
 
 /* The elements of a shard: `count` from `offset` of the vector on. */
-static inline void lossynet_shard_span(const struct lossynet_partition *partition, int owner,
-                                       int bucket, size_t *offset, size_t *count) {
+static inline void ln_shard_span(const struct ln_partition *partition, int owner, int bucket,
+                                 size_t *offset, size_t *count) {
     const size_t *start = partition->shard_element + (size_t)bucket * partition->workers + owner;
     *offset = start[0];
     *count = start[1] - start[0];
 }
 
 /* The number of packets in a shard. */
-static inline size_t lossynet_shard_packets(const struct lossynet_partition *partition, int bucket,
-                                            int owner) {
+static inline size_t ln_shard_packets(const struct ln_partition *partition, int bucket, int owner) {
     size_t shard = (size_t)bucket * partition->workers + owner;
     return partition->shard_packet[shard + 1] - partition->shard_packet[shard];
 }
 
 /* The number of the owner's packets in buckets before this one. */
-static inline size_t lossynet_packets_before(const struct lossynet_partition *partition, int bucket,
-                                             int owner) {
+static inline size_t ln_packets_before(const struct ln_partition *partition, int bucket,
+                                       int owner) {
     return partition->owner_packet[(size_t)owner * (partition->buckets + 1) + bucket];
 }
 
 /* The elements of a packet of shard (bucket, owner): `count` from `offset` of the vector on. */
-static inline void lossynet_packet_span(const struct lossynet_partition *partition, int bucket,
-                                        int owner, size_t packet, size_t *offset, size_t *count) {
+static inline void ln_packet_span(const struct ln_partition *partition, int bucket, int owner,
+                                  size_t packet, size_t *offset, size_t *count) {
     size_t shard = (size_t)bucket * partition->workers + owner;
     size_t end = partition->shard_element[shard + 1];
     *offset = partition->shard_element[shard] + packet * partition->packet_elements;
@@ -117,12 +112,12 @@ static inline void lossynet_packet_span(const struct lossynet_partition *partiti
 /* ---- elements in packets (elements.c) ---- */
 
 /* Whether packets hold rounded elements. */
-static inline bool lossynet_has_bf16(const struct lossynet_partition *partition) {
+static inline bool ln_has_bf16(const struct ln_partition *partition) {
     return partition->dtype[LOSSYNET_PARAMETER] != LOSSYNET_FLOAT32;
 }
 
 /* Whether elements are rounded in blocks. The elements of a block have a common scale. */
-static inline bool lossynet_has_blocks(const struct lossynet_partition *partition) {
+static inline bool ln_has_blocks(const struct ln_partition *partition) {
     return partition->dtype[LOSSYNET_PARAMETER] >= LOSSYNET_INT8;
 }
 
@@ -130,7 +125,7 @@ enum { LOSSYNET_BLOCK = 32 }; /* elements of a block */
 
 /* How to round consecutive elements of a vector. The first one must be the first of a packet or of
  * a block. */
-struct lossynet_rounding {
+struct ln_rounding {
     lossynet_wire_dtype dtype;
     /* In blocks. true: rounds at random, with random numbers that depend on (key, place in the
      * vector). false: rounds to nearest. */
@@ -141,39 +136,35 @@ struct lossynet_rounding {
 
 /* Bytes of a payload of n elements; and the largest number of elements whose payload fits in
  * `bytes`: whole blocks, and 0 if not even one fits. */
-size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n);
-size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes);
+size_t ln_payload_bytes(lossynet_wire_dtype dtype, size_t n);
+size_t ln_payload_elements(lossynet_wire_dtype dtype, size_t bytes);
 /* Bytes of the packets that a link with room for payloads of `room` bytes gets by default: with a
  * multiple of 8 elements, so that processors and GPUs average whole vectors of them. */
-size_t lossynet_payload_default(lossynet_wire_dtype dtype, size_t room);
+size_t ln_payload_default(lossynet_wire_dtype dtype, size_t room);
 
 /* Payloads need no alignment. They are little-endian, as are all machines that this runs on. */
-void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, const float *from,
-                            size_t n);
-void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload,
-                              size_t n);
+void ln_elements_pack(const struct ln_rounding *r, uint8_t *to, const float *from, size_t n);
+void ln_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload, size_t n);
 /* For workers of one rank: gives the same result as pack and then unpack. to may be from. */
-void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
-                            size_t n);
+void ln_elements_copy(const struct ln_rounding *r, float *to, const float *from, size_t n);
 /* The same for vectors of bfloat16: packs from them, and unpacks into them. narrow rounds float32
  * to what unpacking would give; round_bf16 rounds in place, for other workers of the rank. */
-void lossynet_elements_pack_bf16(const struct lossynet_rounding *r, uint8_t *to,
-                                 const uint16_t *from, size_t n);
-void lossynet_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
-                                   size_t n);
-void lossynet_elements_narrow(const struct lossynet_rounding *r, uint16_t *to, const float *from,
-                              size_t n);
-void lossynet_elements_round_bf16(const struct lossynet_rounding *r, uint16_t *x, size_t n);
+void ln_elements_pack_bf16(const struct ln_rounding *r, uint8_t *to, const uint16_t *from,
+                           size_t n);
+void ln_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
+                             size_t n);
+void ln_elements_narrow(const struct ln_rounding *r, uint16_t *to, const float *from, size_t n);
+void ln_elements_round_bf16(const struct ln_rounding *r, uint16_t *x, size_t n);
 /* Whether a payload holds only numbers that one can compute with. A payload that was damaged or
  * forged may hold NaN, infinity, or numbers of 2^64 or more, whose squares overflow when they are
  * summed. */
-bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n);
+bool ln_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n);
 
-int lossynet_block_bits(lossynet_wire_dtype dtype); /* bits of an element: 8 or 4 */
+int ln_block_bits(lossynet_wire_dtype dtype); /* bits of an element: 8 or 4 */
 
 /* The scale of a block of count <= LOSSYNET_BLOCK elements; and element x of a block with this
  * scale, rounded to nearest. */
-uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count);
-float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale);
+uint8_t ln_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count);
+float ln_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale);
 
 #endif

@@ -17,23 +17,23 @@
 
 /* ---- the heap ---- */
 
-static bool comes_before(const struct lossynet_agenda *a, int p, int q) {
+static bool comes_before(const struct ln_agenda *a, int p, int q) {
     return a->due[p] < a->due[q];
 }
 
-static void put(struct lossynet_agenda *a, int at, int peer) {
+static void put(struct ln_agenda *a, int at, int peer) {
     a->heap[at] = peer;
     a->place[peer] = at;
 }
 
-static void move_up(struct lossynet_agenda *a, int at) {
+static void move_up(struct ln_agenda *a, int at) {
     const int peer = a->heap[at];
     for (; at > 0 && comes_before(a, peer, a->heap[(at - 1) / 2]); at = (at - 1) / 2)
         put(a, at, a->heap[(at - 1) / 2]);
     put(a, at, peer);
 }
 
-static void move_down(struct lossynet_agenda *a, int at) {
+static void move_down(struct ln_agenda *a, int at) {
     const int peer = a->heap[at];
     for (int child; (child = 2 * at + 1) < a->peers; at = child) {
         child += child + 1 < a->peers && comes_before(a, a->heap[child + 1], a->heap[child]);
@@ -43,7 +43,7 @@ static void move_down(struct lossynet_agenda *a, int at) {
     put(a, at, peer);
 }
 
-static void set(struct lossynet_agenda *a, int peer, double due) {
+static void set(struct ln_agenda *a, int peer, double due) {
     const bool sooner = due < a->due[peer];
     a->due[peer] = due;
     if (sooner)
@@ -54,13 +54,13 @@ static void set(struct lossynet_agenda *a, int peer, double due) {
 
 /* ---- open and close ---- */
 
-bool lossynet_agenda_open(struct lossynet_agenda *a, const struct lossynet_world *world) {
+bool ln_agenda_open(struct ln_agenda *a, const struct lossynet_world *world) {
     const size_t ranks = (size_t)world->ranks;
-    a->heap = lossynet_memory_take(ranks, sizeof *a->heap);
-    a->place = lossynet_memory_take(ranks, sizeof *a->place);
-    a->due = lossynet_memory_take(ranks, sizeof *a->due);
-    a->flags = lossynet_memory_take(ranks, sizeof *a->flags);
-    a->sends = lossynet_memory_take(ranks, sizeof *a->sends);
+    a->heap = ln_memory_take(ranks, sizeof *a->heap);
+    a->place = ln_memory_take(ranks, sizeof *a->place);
+    a->due = ln_memory_take(ranks, sizeof *a->due);
+    a->flags = ln_memory_take(ranks, sizeof *a->flags);
+    a->sends = ln_memory_take(ranks, sizeof *a->sends);
     if (!a->heap || !a->place || !a->due || !a->flags || !a->sends) return false;
     /* Each rank begins with another peer, so that not all ranks send to the same one at once. */
     for (int i = 1; i < world->ranks; i++) put(a, i - 1, (world->rank + i) % world->ranks);
@@ -69,7 +69,7 @@ bool lossynet_agenda_open(struct lossynet_agenda *a, const struct lossynet_world
     return true;
 }
 
-void lossynet_agenda_close(struct lossynet_agenda *a) {
+void ln_agenda_close(struct ln_agenda *a) {
     free(a->sends);
     free(a->flags);
     free(a->due);
@@ -77,56 +77,56 @@ void lossynet_agenda_close(struct lossynet_agenda *a) {
     free(a->heap);
 }
 
-size_t lossynet_agenda_memory(int ranks) {
-    const struct lossynet_agenda *a = NULL;
+size_t ln_agenda_memory(int ranks) {
+    const struct ln_agenda *a = NULL;
     return (size_t)ranks * (sizeof *a->heap + sizeof *a->place + sizeof *a->due + sizeof *a->flags +
                             sizeof *a->sends);
 }
 
 /* ---- the next peer ---- */
 
-void lossynet_agenda_soon(struct lossynet_transport *t, int peer) {
+void ln_agenda_soon(struct ln_transport *t, int peer) {
     if (t->agenda.due[peer] > 0) set(&t->agenda, peer, 0);
 }
 
-void lossynet_agenda_all(struct lossynet_transport *t) {
-    struct lossynet_agenda *a = &t->agenda;
+void ln_agenda_all(struct ln_transport *t) {
+    struct ln_agenda *a = &t->agenda;
     for (int i = 1; i < t->world.ranks; i++) {
         const int peer = (t->world.rank + i) % t->world.ranks;
         a->due[peer] = 0;
         put(a, i - 1, peer);
-        lossynet_agenda_count(t, peer);
+        ln_agenda_count(t, peer);
     }
 }
 
-int lossynet_agenda_next(const struct lossynet_transport *t, double now) {
-    const struct lossynet_agenda *a = &t->agenda;
+int ln_agenda_next(const struct ln_transport *t, double now) {
+    const struct ln_agenda *a = &t->agenda;
     return a->peers > 0 && a->due[a->heap[0]] <= now ? a->heap[0] : -1;
 }
 
-double lossynet_agenda_due(const struct lossynet_transport *t) {
-    const struct lossynet_agenda *a = &t->agenda;
+double ln_agenda_due(const struct ln_transport *t) {
+    const struct ln_agenda *a = &t->agenda;
     return a->peers > 0 ? a->due[a->heap[0]] : HUGE_VAL;
 }
 
-void lossynet_agenda_set(struct lossynet_transport *t, int peer, double due) {
+void ln_agenda_set(struct ln_transport *t, int peer, double due) {
     set(&t->agenda, peer, due);
 }
 
 /* ---- counts ---- */
 
-static uint32_t flag(enum lossynet_flag which, bool set) {
+static uint32_t flag(enum ln_flag which, bool set) {
     return (uint32_t)set << which;
 }
 
-static uint32_t flags_of(const struct lossynet_transport *t, int peer) {
-    const struct lossynet_peer *p = &t->peers[peer];
-    const bool late = p->lateness.late, away = lossynet_deadline_is_away(t, peer);
+static uint32_t flags_of(const struct ln_transport *t, int peer) {
+    const struct ln_peer *p = &t->peers[peer];
+    const bool late = p->lateness.late, away = ln_deadline_is_away(t, peer);
     uint32_t flags = flag(LOSSYNET_IDLES, p->rx[LOSSYNET_GRADIENT].idle) |
-                     flag(LOSSYNET_EXPECTED, lossynet_progress_expects(t, peer)) |
+                     flag(LOSSYNET_EXPECTED, ln_progress_expects(t, peer)) |
                      flag(LOSSYNET_BLOCKED, p->flow.blocked);
     for (int kind = 0; kind < 2; kind++) {
-        const struct lossynet_phase_state *phase = &t->phase[kind];
+        const struct ln_phase_state *phase = &t->phase[kind];
         const bool waits = p->rx[kind].state != RX_OVER;
         const bool idles = kind == LOSSYNET_GRADIENT && p->rx[kind].idle;
         const bool leaves = phase->begun > 0 && !p->tx[kind].complete;
@@ -140,8 +140,8 @@ static uint32_t flags_of(const struct lossynet_transport *t, int peer) {
                  flag(LOSSYNET_UNCONFIRMED + kind, p->tx[kind].done_waits);
     }
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
-        const struct lossynet_message *m = &p->message[which];
-        const bool done = lossynet_message_is_exchanged(t, peer, which);
+        const struct ln_message *m = &p->message[which];
+        const bool done = ln_message_is_exchanged(t, peer, which);
         const bool elsewhere = away && (int32_t)(m->in_gather - t->gathers[which].begun) < 0;
         flags |= flag(LOSSYNET_LACKS + which, m->got_before != m->expects) |
                  flag(LOSSYNET_EXCHANGES + which, !done) |
@@ -151,8 +151,8 @@ static uint32_t flags_of(const struct lossynet_transport *t, int peer) {
     return flags;
 }
 
-void lossynet_agenda_count(struct lossynet_transport *t, int peer) {
-    struct lossynet_agenda *a = &t->agenda;
+void ln_agenda_count(struct ln_transport *t, int peer) {
+    struct ln_agenda *a = &t->agenda;
     const uint32_t flags = flags_of(t, peer);
     for (uint32_t changed = flags ^ a->flags[peer]; changed; changed &= changed - 1) {
         const int which = __builtin_ctz(changed);

@@ -28,7 +28,7 @@ static const double TIMEOUTS = 4; /* time-outs of a question after which we stop
 
 /* ---- answering ---- */
 
-static void answer(struct lossynet_transport *t, int peer, const struct wire_header *h,
+static void answer(struct ln_transport *t, int peer, const struct wire_header *h,
                    const uint8_t *from, size_t bytes) {
     size_t at = h->packet < bytes ? h->packet : bytes;
     int n = 0;
@@ -36,18 +36,18 @@ static void answer(struct lossynet_transport *t, int peer, const struct wire_hea
         const size_t left = bytes - at, most = t->session.fragment_bytes;
         const size_t length = left < most ? left : most;
         t->sender.batch[n++] =
-            lossynet_control_datagram(t, peer, WIRE_TELL, LOSSYNET_GRADIENT, h->index, (uint32_t)at,
-                                      length > 0 ? from + at : (const uint8_t *)"", length);
+            ln_control_datagram(t, peer, WIRE_TELL, LOSSYNET_GRADIENT, h->index, (uint32_t)at,
+                                length > 0 ? from + at : (const uint8_t *)"", length);
         at += length;
     } while (at < bytes && n < LOSSYNET_BATCH);
-    lossynet_session_send(t, peer, t->sender.batch, n);
+    ln_session_send(t, peer, t->sender.batch, n);
 }
 
-void lossynet_ask_receive(struct lossynet_transport *t, int peer, const struct wire_header *h) {
-    struct lossynet_peer *p = &t->peers[peer];
-    const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
-    const uint32_t count = h->index + 1, step = lossynet_deadline_steps(t, count);
-    const bool same = step == lossynet_deadline_steps(t, phase->opened);
+void ln_ask_receive(struct ln_transport *t, int peer, const struct wire_header *h) {
+    struct ln_peer *p = &t->peers[peer];
+    const struct ln_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
+    const uint32_t count = h->index + 1, step = ln_deadline_steps(t, count);
+    const bool same = step == ln_deadline_steps(t, phase->opened);
     const bool stays = same && phase->opened != phase->closed &&
                        phase->opened == t->deadline.present.opened &&
                        p->rx[LOSSYNET_GRADIENT].state == RX_OVER;
@@ -64,90 +64,90 @@ void lossynet_ask_receive(struct lossynet_transport *t, int peer, const struct w
     answer(t, peer, h, from, bytes);
 }
 
-void lossynet_transport_acknowledges(struct lossynet_transport *t, bool whole) {
-    lossynet_progress_enter(t);
+void ln_transport_acknowledges(struct ln_transport *t, bool whole) {
+    ln_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++)
         t->peers[r].question.holds = whole ? t->phase[LOSSYNET_GRADIENT].closed : 0;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
 }
 
 /* ---- asking ---- */
 
-void lossynet_ask_sending(struct lossynet_transport *t) {
-    const bool first = lossynet_deadline_is_first(t);
+void ln_ask_sending(struct ln_transport *t) {
+    const bool first = ln_deadline_is_first(t);
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_peer *p = &t->peers[r];
+        struct ln_peer *p = &t->peers[r];
         p->question.sent = first ? 0 : p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
     }
 }
 
 /* Returns how many of our DATA have left for a peer in this step. */
-static uint32_t sent(const struct lossynet_peer *p) {
+static uint32_t sent(const struct ln_peer *p) {
     return p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
 }
 
-double lossynet_ask_push(struct lossynet_transport *t, int peer, double now) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_question *q = &p->question;
+double ln_ask_push(struct ln_transport *t, int peer, double now) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_question *q = &p->question;
     if (!q->open) return HUGE_VAL;
-    if (lossynet_timer_is_due(t, p, &q->repeat, now))
-        lossynet_control_send(t, peer, WIRE_ASK, LOSSYNET_GRADIENT,
-                              t->phase[LOSSYNET_GRADIENT].begun - 1, (uint32_t)q->got);
-    return lossynet_timer_due(t, &q->repeat, now);
+    if (ln_timer_is_due(t, p, &q->repeat, now))
+        ln_control_send(t, peer, WIRE_ASK, LOSSYNET_GRADIENT, t->phase[LOSSYNET_GRADIENT].begun - 1,
+                        (uint32_t)q->got);
+    return ln_timer_due(t, &q->repeat, now);
 }
 
-void lossynet_ask_told(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                       const uint8_t *payload) {
-    struct lossynet_question *q = &t->peers[peer].question;
+void ln_ask_told(struct ln_transport *t, int peer, const struct wire_header *h,
+                 const uint8_t *payload) {
+    struct ln_question *q = &t->peers[peer].question;
     if (!q->open || h->kind != LOSSYNET_GRADIENT ||
         h->index + 1 != t->phase[LOSSYNET_GRADIENT].begun || h->packet != q->got ||
         h->length > q->bytes - q->got)
         return; /* it was overtaken, or answers an earlier question */
-    lossynet_timer_news(t, &t->peers[peer]);
+    ln_timer_news(t, &t->peers[peer]);
     memcpy(q->to + q->got, payload, h->length);
     q->got += h->length;
-    q->repeat = lossynet_timer_at_once();
+    q->repeat = ln_timer_at_once();
     q->open = h->length > 0 && q->got < q->bytes;
 }
 
-static bool is_answered(struct lossynet_transport *t, int unused) {
+static bool is_answered(struct ln_transport *t, int unused) {
     bool open = false;
     (void)unused;
     for (int r = 0; r < t->world.ranks; r++) open |= t->peers[r].question.open;
-    return !open || lossynet_now() > t->deadline.present.asks_until;
+    return !open || ln_now() > t->deadline.present.asks_until;
 }
 
-lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in,
-                                       const size_t *offset, uint8_t *came) {
+lossynet_status ln_transport_ask(struct ln_transport *t, uint8_t *in, const size_t *offset,
+                                 uint8_t *came) {
     lossynet_status status = LOSSYNET_OK;
     double longest = 0;
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     const uint32_t begun = t->phase[LOSSYNET_GRADIENT].begun;
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_peer *p = &t->peers[r];
-        const uint32_t ahead = lossynet_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]) -
-                               lossynet_deadline_steps(t, begun);
+        struct ln_peer *p = &t->peers[r];
+        const uint32_t ahead =
+            ln_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]) - ln_deadline_steps(t, begun);
         const bool knows = sent(p) > 0 && ahead <= 1; /* in the same step, or the next one */
         p->question.got = 0;
         p->question.bytes = came[r] ? 0 : offset[r + 1] - offset[r];
         p->question.open = knows && p->question.bytes > 0;
         p->question.to = in + offset[r];
-        p->question.repeat = lossynet_timer_at_once();
-        if (p->question.open) longest = fmax(longest, lossynet_timer_timeout(p));
+        p->question.repeat = ln_timer_at_once();
+        if (p->question.open) longest = fmax(longest, ln_timer_timeout(p));
     }
     if (longest > 0) {
-        t->deadline.present.asks_until = lossynet_now() + TIMEOUTS * longest;
-        lossynet_agenda_all(t);
-        status = lossynet_progress_until(t, is_answered, 0);
+        t->deadline.present.asks_until = ln_now() + TIMEOUTS * longest;
+        ln_agenda_all(t);
+        status = ln_progress_until(t, is_answered, 0);
     }
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_question *q = &t->peers[r].question;
+        struct ln_question *q = &t->peers[r].question;
         q->open = false;
         if (q->bytes > 0 && q->got == q->bytes)
             came[r] = 1;
         else if (!came[r] && sent(&t->peers[r]) == 0)
             came[r] = LOSSYNET_NOTHING_SENT;
     }
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return status;
 }

@@ -18,11 +18,10 @@ static const double OVERTAKEN = 1;
 
 /* ---- sending ---- */
 
-struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transport *t, int peer,
-                                                   int type, int kind, uint32_t index,
-                                                   uint32_t packet, const void *payload,
-                                                   size_t bytes) {
-    struct lossynet_datagram d = {.payload = payload, .length = bytes};
+struct ln_datagram ln_control_datagram(const struct ln_transport *t, int peer, int type, int kind,
+                                       uint32_t index, uint32_t packet, const void *payload,
+                                       size_t bytes) {
+    struct ln_datagram d = {.payload = payload, .length = bytes};
     const bool idle = type == WIRE_DONE && kind == LOSSYNET_GRADIENT && t->deadline.present.idle;
     struct wire_header h = {.magic = WIRE_MAGIC,
                             .version = WIRE_VERSION,
@@ -39,10 +38,10 @@ struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transpo
     return d;
 }
 
-static void put_state(const struct lossynet_transport *t, int peer, uint8_t *to) {
-    const struct lossynet_peer *p = &t->peers[peer];
+static void put_state(const struct ln_transport *t, int peer, uint8_t *to) {
+    const struct ln_peer *p = &t->peers[peer];
     for (int kind = 0; kind < 2; kind++) {
-        const struct lossynet_phase_state *phase = &t->phase[kind];
+        const struct ln_phase_state *phase = &t->phase[kind];
         uint32_t finished = phase->begun - (phase->begun > 0 && !p->tx[kind].complete);
         wire_put(to + 4 * kind, phase->opened, 4);
         wire_put(to + 8 + 4 * kind, finished, 4);
@@ -59,14 +58,14 @@ static void put_state(const struct lossynet_transport *t, int peer, uint8_t *to)
 /* Sends one datagram in the class of DATA (`bulk`) or in the default class. If DATA has a class of
  * its own, a datagram of the default class may overtake DATA. Then a PROBE does not say how many
  * DATA were sent, and a STATE answers no question. The payload has at least `least` bytes. */
-static void send_in_class(struct lossynet_transport *t, int peer, int type, int kind,
-                          uint32_t index, uint32_t packet, bool bulk, size_t least) {
-    struct lossynet_peer *p = &t->peers[peer];
+static void send_in_class(struct ln_transport *t, int peer, int type, int kind, uint32_t index,
+                          uint32_t packet, bool bulk, size_t least) {
+    struct ln_peer *p = &t->peers[peer];
     bool overtakes = t->session.two_classes && !bulk;
     uint8_t small[WIRE_STATE_BYTES + 8], *payload = least ? t->session.padding : small;
     size_t bytes = WIRE_STATE_BYTES;
     put_state(t, peer, payload);
-    struct lossynet_message *answered =
+    struct ln_message *answered =
         type == WIRE_ACK && kind >= WIRE_MESSAGES ? &p->message[kind - WIRE_MESSAGES] : NULL;
     if (answered) {
         wire_put(payload + bytes, answered->got, 8);
@@ -77,8 +76,7 @@ static void send_in_class(struct lossynet_transport *t, int peer, int type, int 
     if (answers) type = t->threads.closing ? WIRE_LEAVE : WIRE_STATE;
     if (answers) packet = overtakes ? 0 : p->control.echo;
     if (bytes < least) bytes = least;
-    struct lossynet_datagram d =
-        lossynet_control_datagram(t, peer, type, kind, index, packet, payload, bytes);
+    struct ln_datagram d = ln_control_datagram(t, peer, type, kind, index, packet, payload, bytes);
     if (answered) {
         wire_put(d.header + WIRE_SEQUENCE_AT, answered->stamp, 4);
         answered->stamp = 0;
@@ -86,12 +84,12 @@ static void send_in_class(struct lossynet_transport *t, int peer, int type, int 
     if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
     if (overtakes) wire_put(payload + 28, p->flow.multicast_credit, 4);
     d.bulk = bulk;
-    lossynet_session_send(t, peer, &d, 1);
+    ln_session_send(t, peer, &d, 1);
 }
 
-void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
-                           uint32_t index, uint32_t packet) {
-    struct lossynet_peer *p = &t->peers[peer];
+void ln_control_send(struct ln_transport *t, int peer, int type, int kind, uint32_t index,
+                     uint32_t packet) {
+    struct ln_peer *p = &t->peers[peer];
     send_in_class(t, peer, type, kind, index, packet, false, 0);
     /* Send it in both classes: the one in the default class arrives even if no DATA does. */
     bool behind_data = type == WIRE_STATE ? p->control.answer_due : type == WIRE_PROBE && !packet;
@@ -101,63 +99,60 @@ void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int
     if (type == WIRE_STATE) p->control.state_due = p->control.answer_due = false;
 }
 
-void lossynet_control_probe(struct lossynet_transport *t, int peer, uint32_t nonce, size_t bytes,
-                            bool bulk) {
+void ln_control_probe(struct ln_transport *t, int peer, uint32_t nonce, size_t bytes, bool bulk) {
     send_in_class(t, peer, WIRE_PROBE, 0, 0, nonce, bulk, bytes);
 }
 
-double lossynet_control_tell(const struct lossynet_peer *peer, double now) {
-    const double pause = lossynet_timer_first(peer);
+double ln_control_tell(const struct ln_peer *peer, double now) {
+    const double pause = ln_timer_first(peer);
     return pause > RTO_MIN ? now + pause : 0;
 }
 
 /* Makes our state due when it is time to tell a peer again that a phase is open. Returns when that
  * will be. */
-static double tell_again(struct lossynet_peer *p, struct lossynet_rx *rx, double now) {
+static double tell_again(struct ln_peer *p, struct ln_rx *rx, double now) {
     if (rx->tell > now) return rx->tell;
     if (rx->tell > 0 && rx->received == 0 && !rx->done) p->control.state_due = true;
     rx->tell = 0;
     return HUGE_VAL;
 }
 
-double lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_control *control = &p->control;
+double ln_control_push(struct ln_transport *t, int peer, double now) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_control *control = &p->control;
     double due = HUGE_VAL;
     for (int kind = 0; kind < 2; kind++) {
-        struct lossynet_tx *tx = &p->tx[kind];
+        struct ln_tx *tx = &p->tx[kind];
         due = fmin(due, tell_again(p, &p->rx[kind], now));
         if (!tx->done_waits) continue;
-        if (lossynet_timer_is_due(t, p, &tx->done, now)) {
+        if (ln_timer_is_due(t, p, &tx->done, now)) {
             if (t->link->features.reliable) tx->done.since = HUGE_VAL;
-            lossynet_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
-                                  lossynet_is_multicast(t, kind) ? t->sender.multicast.sent
-                                                                 : tx->sent);
+            ln_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
+                            ln_is_multicast(t, kind) ? t->sender.multicast.sent : tx->sent);
         }
-        due = fmin(due, lossynet_timer_due(t, &tx->done, now));
+        due = fmin(due, ln_timer_due(t, &tx->done, now));
     }
     if (t->threads.closing && !p->live.knows) {
-        struct lossynet_timer *repeat = &p->message[LOSSYNET_GATHER].repeat;
-        if (lossynet_timer_is_due(t, p, repeat, now))
-            lossynet_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
-        due = fmin(due, lossynet_timer_due(t, repeat, now));
+        struct ln_timer *repeat = &p->message[LOSSYNET_GATHER].repeat;
+        if (ln_timer_is_due(t, p, repeat, now)) ln_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
+        due = fmin(due, ln_timer_due(t, repeat, now));
     }
-    due = fmin(due, lossynet_ask_push(t, peer, now));
+    due = fmin(due, ln_ask_push(t, peer, now));
     bool told = false; /* our state */
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
         if (control->ack_due[which])
-            lossynet_control_send(t, peer, WIRE_ACK, WIRE_MESSAGES + which,
-                                  t->gathers[which].begun - 1, p->message[which].got_before);
+            ln_control_send(t, peer, WIRE_ACK, WIRE_MESSAGES + which, t->gathers[which].begun - 1,
+                            p->message[which].got_before);
         told |= control->ack_due[which];
         control->ack_due[which] = false;
     }
-    if (control->state_due && !told) lossynet_control_send(t, peer, WIRE_STATE, 0, 0, 0);
-    if (control->left_due) lossynet_control_send(t, peer, WIRE_LEFT, 0, 0, 0);
+    if (control->state_due && !told) ln_control_send(t, peer, WIRE_STATE, 0, 0, 0);
+    if (control->left_due) ln_control_send(t, peer, WIRE_LEFT, 0, 0, 0);
     control->left_due = false;
     return due;
 }
 
-bool lossynet_control_busy(const struct lossynet_transport *t) {
+bool ln_control_busy(const struct ln_transport *t) {
     const int *unconfirmed = &t->agenda.count[LOSSYNET_UNCONFIRMED];
     bool exchanges = false;
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
@@ -175,7 +170,7 @@ static bool later(uint32_t a, uint32_t b) { /* a > b, for counts that wrap aroun
  * gather without our part, so our own counts bound how many phases and gathers a peer has opened,
  * finished and completed. If we believed a higher count, we would not send until our own count
  * reached it. With a deadline the others may be up to AHEAD_LATE steps ahead. */
-static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
+static bool is_possible(const struct ln_transport *t, const uint8_t *state) {
     const uint32_t steps = t->deadline.on ? AHEAD_LATE : 0;
     const uint32_t gathers = t->gathers[LOSSYNET_GATHER].begun;
     bool possible = !later((uint32_t)wire_get(state + 16, 4), gathers) &&
@@ -183,7 +178,7 @@ static bool is_possible(const struct lossynet_transport *t, const uint8_t *state
                     !later((uint32_t)wire_get(state + 36, 4),
                            t->gathers[LOSSYNET_PULSE].begun + steps * t->deadline.pulses);
     for (int kind = 0; kind < 2; kind++) {
-        const struct lossynet_phase_state *phase = &t->phase[kind];
+        const struct ln_phase_state *phase = &t->phase[kind];
         uint32_t open = (uint32_t)wire_get(state + 4 * kind, 4);
         uint32_t finished = (uint32_t)wire_get(state + 8 + 4 * kind, 4);
         const uint32_t ahead = AHEAD + steps * t->deadline.phases[kind];
@@ -194,7 +189,7 @@ static bool is_possible(const struct lossynet_transport *t, const uint8_t *state
 
 /* Takes a peer's credit. Returns whether it has grown. A peer that has seen a little more than we
  * sent has believed a damaged sequence number: we take it that it has seen everything. */
-static bool take_credit(const struct lossynet_flow *flow, uint32_t told, uint32_t sent,
+static bool take_credit(const struct ln_flow *flow, uint32_t told, uint32_t sent,
                         uint32_t *credit) {
     if (later(told, sent + (uint32_t)(LOSSYNET_REACH * flow->window.most))) return false;
     if (later(told, sent)) told = sent;
@@ -203,10 +198,10 @@ static bool take_credit(const struct lossynet_flow *flow, uint32_t told, uint32_
     return true;
 }
 
-static void take_state(struct lossynet_transport *t, int peer, const uint8_t *from) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_control *told = &p->control;
-    struct lossynet_flow *flow = &p->flow;
+static void take_state(struct ln_transport *t, int peer, const uint8_t *from) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_control *told = &p->control;
+    struct ln_flow *flow = &p->flow;
     const double now = t->receiver.now;
     const bool overtaken = now - told->raised < OVERTAKEN;
     bool news = false;
@@ -236,37 +231,37 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
         p->message[which].moved = now;
     }
     if (later(gathers, told->gathers)) told->gathers = gathers;
-    if (t->deadline.on) lossynet_deadline_told(t, peer);
+    if (t->deadline.on) ln_deadline_told(t, peer);
     bool credited = take_credit(flow, credit, flow->sent, &flow->credit);
     credited |= take_credit(flow, multicast, t->sender.multicast_sent, &flow->multicast_credit);
     if (credited) flow->credited = now;
     if (news || credited) flow->blocked = false; /* send.c finds out again */
-    if (news || credited) lossynet_timer_news(t, p);
-    lossynet_window_report(t, peer, (uint32_t)wire_get(from + 32, 4));
-    lossynet_path_data(t, peer, (uint32_t)wire_get(from + 32, 4));
+    if (news || credited) ln_timer_news(t, p);
+    ln_window_report(t, peer, (uint32_t)wire_get(from + 32, 4));
+    ln_path_data(t, peer, (uint32_t)wire_get(from + 32, 4));
     if (!later(credit, flow->sent) && !later(multicast, t->sender.multicast_sent))
-        lossynet_pacing_report(t, peer, credit + multicast, (uint32_t)wire_get(from + 32, 4));
+        ln_pacing_report(t, peer, credit + multicast, (uint32_t)wire_get(from + 32, 4));
 }
 
 /* Counts all DATA before `sent` as seen or given up. If `sent` is a little lower than *seen, the
  * PROBE was overtaken, and nothing changes. If it is far lower, it corrects a wrong sequence number
  * that we believed. */
-static void give_up(const struct lossynet_transport *t, uint32_t *seen, uint32_t sent) {
+static void give_up(const struct ln_transport *t, uint32_t *seen, uint32_t sent) {
     uint32_t reach = (uint32_t)(LOSSYNET_REACH * t->session.window);
     if (later(sent, *seen) || later(*seen, sent + reach)) *seen = sent;
 }
 
 /* Takes the nonce of the last PROBE of ours that a peer has answered. */
-static void take_answer(struct lossynet_transport *t, int peer, uint32_t nonce) {
-    struct lossynet_peer *p = &t->peers[peer];
+static void take_answer(struct ln_transport *t, int peer, uint32_t nonce) {
+    struct ln_peer *p = &t->peers[peer];
     if (!later(nonce, p->control.answered) || later(nonce, t->receiver.nonces)) return;
     p->control.answered = nonce;
-    lossynet_timer_news(t, p);
-    lossynet_path_answered(t, peer, nonce);
+    ln_timer_news(t, p);
+    ln_path_answered(t, peer, nonce);
 }
 
-static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
-                       const struct wire_header *h, const uint8_t *payload) {
+static void take_probe(struct ln_transport *t, struct ln_peer *p, const struct wire_header *h,
+                       const uint8_t *payload) {
     give_up(t, &p->flow.seen, h->sequence);
     give_up(t, &p->flow.multicast_seen, (uint32_t)wire_get(payload + 28, 4));
     if (h->packet) p->control.echo = h->packet, p->control.answer_due = true;
@@ -275,8 +270,8 @@ static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
 
 /* Handles LEAVE. Without encryption anybody on the path can send it in a peer's name. Then the peer
  * has left only if it says nothing else from then on (progress.c, timer.c). */
-static void take_leave(struct lossynet_transport *t, int peer) {
-    struct lossynet_liveness *live = &t->peers[peer].live;
+static void take_leave(struct ln_transport *t, int peer) {
+    struct ln_liveness *live = &t->peers[peer].live;
     if (live->leaving == 0) live->leaving = t->receiver.now;
     live->left |= t->link->features.reliable || t->session.secure;
     live->knows = true;
@@ -285,8 +280,8 @@ static void take_leave(struct lossynet_transport *t, int peer) {
 /* Handles ABORT. Without encryption anybody on the path can send ABORT in a peer's name. Then we
  * believe it only if a second rank sends it too, or if the peer is silent from then on
  * (progress.c). */
-static void take_abort(struct lossynet_transport *t, int peer) {
-    struct lossynet_liveness *live = &t->peers[peer].live;
+static void take_abort(struct ln_transport *t, int peer) {
+    struct ln_liveness *live = &t->peers[peer].live;
     bool believed = t->link->features.reliable || t->session.secure;
     int first = peer; /* the rank that failed first; the others send ABORT because of it */
     if (live->aborted == 0) live->aborted = t->receiver.now;
@@ -296,15 +291,15 @@ static void take_abort(struct lossynet_transport *t, int peer) {
         if (r != peer && aborted > 0 && aborted <= t->peers[first].live.aborted) first = r;
     }
     live->left |= believed;
-    if (believed && !t->threads.closing) lossynet_session_fail(t, first, "has failed");
+    if (believed && !t->threads.closing) ln_session_fail(t, first, "has failed");
 }
 
-bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                              const uint8_t *payload) {
-    struct lossynet_peer *p = &t->peers[peer];
+bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_header *h,
+                        const uint8_t *payload) {
+    struct ln_peer *p = &t->peers[peer];
     if (h->length < WIRE_STATE_BYTES) return false;
     if (h->type != WIRE_ABORT && !is_possible(t, payload)) return false;
-    if (h->type != WIRE_STATE && h->type != WIRE_PROBE) lossynet_timer_news(t, p);
+    if (h->type != WIRE_STATE && h->type != WIRE_PROBE) ln_timer_news(t, p);
     /* The state in an ABORT says that phases were sent completely, which is not true. */
     if (h->type != WIRE_ABORT) take_state(t, peer, payload);
     switch (h->type) {

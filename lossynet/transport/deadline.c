@@ -5,7 +5,7 @@
  * so that a rank that is slow itself does not blame the others. A rank that is not done then is
  * late: its missing packets are lost. Nothing waits for it any longer until it has begun the step
  * that we are in, unless more than half of the ranks are late. A late rank sees in the others'
- * states that they have ended its phase; it then jumps to their step (lossynet_transport_jump).
+ * states that they have ended its phase; it then jumps to their step (ln_transport_jump).
  *
  * Only ranks with a gradient count for the half-way rank. An idle rank is done at once, and says so
  * in its DONE (wire.h).
@@ -64,8 +64,8 @@ enum {
     EVERY = 8,   /* steps from one choice of the deadline to the next */
 };
 
-void lossynet_deadline_open(struct lossynet_deadline *d, bool on, double fixed) {
-    *d = (struct lossynet_deadline){.on = on, .fixed = fixed, .wait = HUGE_VAL};
+void ln_deadline_open(struct ln_deadline *d, bool on, double fixed) {
+    *d = (struct ln_deadline){.on = on, .fixed = fixed, .wait = HUGE_VAL};
 }
 
 /* ---- how long to wait ---- */
@@ -84,7 +84,7 @@ static double longest(const float *base, uint32_t steps) {
     return fmax(MEDIANS * median, LONGEST) - OWN_SHARE * median;
 }
 
-double lossynet_deadline_best(const struct lossynet_deadline *d) {
+double ln_deadline_best(const struct ln_deadline *d) {
     enum { CHOICES = 20 };
     const uint32_t n = d->lags < LOSSYNET_DEADLINE_LAGS ? d->lags : LOSSYNET_DEADLINE_LAGS;
     const uint32_t steps = d->steps < LOSSYNET_DEADLINE_STEPS ? d->steps : LOSSYNET_DEADLINE_STEPS;
@@ -110,35 +110,35 @@ double lossynet_deadline_best(const struct lossynet_deadline *d) {
     return fmin(best, longest(d->base, steps));
 }
 
-double lossynet_deadline_wait(const struct lossynet_transport *t) {
-    const struct lossynet_deadline *d = &t->deadline;
+double ln_deadline_wait(const struct ln_transport *t) {
+    const struct ln_deadline *d = &t->deadline;
     const double least = ROUND_TRIPS * t->agenda.slowest + t->receiver.grace;
     return fmax(d->fixed > 0 ? d->fixed : d->wait, least);
 }
 
-bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half) {
-    return half > 0 && t->receiver.empty - half > lossynet_deadline_wait(t);
+bool ln_deadline_is_over(const struct ln_transport *t, double half) {
+    return half > 0 && t->receiver.empty - half > ln_deadline_wait(t);
 }
 
-double lossynet_deadline_due(const struct lossynet_transport *t, double now) {
+double ln_deadline_due(const struct ln_transport *t, double now) {
     double half = HUGE_VAL;
     for (int kind = 0; kind < 2 && t->deadline.on; kind++)
         if (t->phase[kind].awaited && t->phase[kind].half > 0)
             half = fmin(half, t->phase[kind].half);
-    const struct lossynet_gathers *pulse = &t->gathers[LOSSYNET_PULSE];
+    const struct ln_gathers *pulse = &t->gathers[LOSSYNET_PULSE];
     if (t->deadline.on && pulse->open && pulse->half > 0) half = fmin(half, pulse->half);
-    const double due = half + lossynet_deadline_wait(t);
+    const double due = half + ln_deadline_wait(t);
     return due > now ? due : HUGE_VAL;
 }
 
 /* Returns whether a rank takes part in this GRADIENT phase without a gradient, as far as we
  * know. */
-static bool idles(const struct lossynet_transport *t, int rank) {
+static bool idles(const struct ln_transport *t, int rank) {
     return rank == t->world.rank ? t->deadline.present.idle
                                  : t->peers[rank].rx[LOSSYNET_GRADIENT].idle;
 }
 
-static void note_lag(struct lossynet_deadline *d, uint32_t step, double lag) {
+static void note_lag(struct ln_deadline *d, uint32_t step, double lag) {
     d->lag[d->lags++ % LOSSYNET_DEADLINE_LAGS] = (float)lag;
     float *largest = &d->largest[step % LOSSYNET_DEADLINE_STEPS];
     if (d->steps - step <= LOSSYNET_DEADLINE_STEPS) *largest = fmaxf(*largest, (float)lag);
@@ -146,114 +146,114 @@ static void note_lag(struct lossynet_deadline *d, uint32_t step, double lag) {
 
 /* Logs once that a fixed deadline was raised. If it were shorter than the time that an answer
  * takes, every rank would be late. */
-static void tell_raised(struct lossynet_transport *t) {
-    struct lossynet_deadline *d = &t->deadline;
-    const double wait = lossynet_deadline_wait(t);
+static void tell_raised(struct ln_transport *t) {
+    struct ln_deadline *d = &t->deadline;
+    const double wait = ln_deadline_wait(t);
     if (d->fixed == 0 || d->raised || wait <= d->fixed) return;
     d->raised = true;
     if (t->world.rank == 0)
-        lossynet_log("deadline %g s: expected at least three round trips: raised to %.2g s, and as "
-                     "they change",
-                     d->fixed, wait);
+        ln_log("deadline %g s: expected at least three round trips: raised to %.2g s, and as "
+               "they change",
+               d->fixed, wait);
 }
 
-static double slowest_round_trip(const struct lossynet_transport *t) {
+static double slowest_round_trip(const struct ln_transport *t) {
     double slowest = 0;
     for (int r = 0; r < t->world.ranks; r++)
-        if (!lossynet_deadline_ignores(t, r)) slowest = fmax(slowest, t->peers[r].round_trip.mean);
+        if (!ln_deadline_ignores(t, r)) slowest = fmax(slowest, t->peers[r].round_trip.mean);
     return slowest;
 }
 
-void lossynet_deadline_learn(struct lossynet_transport *t) {
-    struct lossynet_deadline *d = &t->deadline;
-    const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
+void ln_deadline_learn(struct ln_transport *t) {
+    struct ln_deadline *d = &t->deadline;
+    const struct ln_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
     t->agenda.slowest = slowest_round_trip(t);
     if (!d->on || phase->half == 0) return;
     tell_raised(t);
     const uint32_t step = d->steps++, slot = step % LOSSYNET_DEADLINE_STEPS;
     d->base[slot] = d->ended > 0 ? (float)fmax(0, phase->half - d->ended) : 0;
     d->largest[slot] = 0;
-    d->ended = lossynet_now();
+    d->ended = ln_now();
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_peer *p = &t->peers[r];
+        struct ln_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
         if (idles(t, r)) continue;
         if (!p->lateness.late) {
             note_lag(d, step, fmax(0, p->rx[LOSSYNET_GRADIENT].over - phase->half));
         } else if (p->lateness.phase == phase->opened) {
             p->lateness.step = step; /* its lag is known when it opens the next phase */
-            d->largest[slot] = fmaxf(d->largest[slot], (float)fmin(lossynet_deadline_wait(t), 1e9));
+            d->largest[slot] = fmaxf(d->largest[slot], (float)fmin(ln_deadline_wait(t), 1e9));
         }
     }
-    if (d->steps >= LEARNT && d->steps % EVERY == 0) d->wait = lossynet_deadline_best(d);
+    if (d->steps >= LEARNT && d->steps % EVERY == 0) d->wait = ln_deadline_best(d);
 }
 
 /* ---- late ranks ---- */
 
 /* Only one rank logs a line: the first one, apart from the peer, that is not late itself. */
-static bool tells(const struct lossynet_transport *t, int peer) {
+static bool tells(const struct ln_transport *t, int peer) {
     for (int r = 0; r < t->world.rank; r++)
         if (r != peer && !t->peers[r].lateness.late) return false;
     return true;
 }
 
-void lossynet_deadline_tell(const struct lossynet_transport *t, int peer) {
-    struct lossynet_waiting *l = &t->peers[peer].lateness;
+void ln_deadline_tell(const struct ln_transport *t, int peer) {
+    struct ln_waiting *l = &t->peers[peer].lateness;
     const double late = t->receiver.empty - l->since;
     if (late < TELL_AFTER || late < TELL_AGAIN * l->told) return;
     l->told = late;
     if (tells(t, peer))
-        lossynet_log("step %" PRIu64 ": rank %d has been late for %.1f s; the others go on without "
-                     "it",
-                     lossynet_session_step(t), peer, late);
+        ln_log("step %" PRIu64 ": rank %d has been late for %.1f s; the others go on without "
+               "it",
+               ln_session_step(t), peer, late);
 }
 
-void lossynet_deadline_late(struct lossynet_transport *t, int peer) {
-    struct lossynet_waiting *l = &t->peers[peer].lateness;
+void ln_deadline_late(struct ln_transport *t, int peer) {
+    struct ln_waiting *l = &t->peers[peer].lateness;
     if (l->late) return;
     l->late = true;
     t->deadline.late++;
     l->since = t->receiver.empty;
     l->told = 0;
-    lossynet_agenda_count(t, peer);
-    lossynet_agenda_soon(t, peer);
+    ln_agenda_count(t, peer);
+    ln_agenda_soon(t, peer);
 }
 
-void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_waiting *l = &p->lateness;
-    const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
+void ln_deadline_told(struct ln_transport *t, int peer) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_waiting *l = &p->lateness;
+    const struct ln_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
     /* The lag ends when the peer opens the next phase. The end of its sending does not count: the
      * others' states end that for it, even while it still computes. */
     if (l->phase && (int32_t)(p->control.open[LOSSYNET_GRADIENT] - l->phase) > 0) {
         note_lag(&t->deadline, l->step, t->receiver.now - l->half);
         l->phase = 0;
     }
-    const uint32_t begun = lossynet_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]);
+    const uint32_t begun = ln_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]);
     if (begun != l->begun) {
         l->begun = begun;
         l->begun_at = t->receiver.now;
     }
-    if (!l->late || (int32_t)(begun - lossynet_deadline_steps(t, phase->closed)) <= 0) return;
+    if (!l->late || (int32_t)(begun - ln_deadline_steps(t, phase->closed)) <= 0) return;
     l->late = false;
     t->deadline.late--;
     if (l->told > 0 && tells(t, peer))
-        lossynet_log("step %" PRIu64 ": rank %d is back after %.1f s", lossynet_session_step(t),
-                     peer, t->receiver.now - l->since);
+        ln_log("step %" PRIu64 ": rank %d is back after %.1f s", ln_session_step(t), peer,
+               t->receiver.now - l->since);
 }
 
 /* ---- phases ---- */
 
 /* Ends this phase for one peer: we neither wait for its packets nor send it ours. */
-static void give_up(struct lossynet_transport *t, int kind, int peer) {
-    struct lossynet_peer *p = &t->peers[peer];
-    const struct lossynet_phase_state *phase = &t->phase[kind];
+static void give_up(struct ln_transport *t, int kind, int peer) {
+    struct ln_peer *p = &t->peers[peer];
+    const struct ln_phase_state *phase = &t->phase[kind];
     if (p->rx[kind].state != RX_OVER) {
         p->rx[kind].state = RX_OVER;
         p->rx[kind].over = t->receiver.empty;
         p->rx[kind].given_up = phase->opened;
         t->receiver.stragglers++;
-        const bool first = kind == LOSSYNET_GRADIENT && lossynet_deadline_is_first(t);
+        const bool first = kind == LOSSYNET_GRADIENT && ln_deadline_is_first(t);
         p->lateness.steps += first;
         if (first && p->lateness.phase == 0) {
             p->lateness.phase = phase->opened;
@@ -261,23 +261,23 @@ static void give_up(struct lossynet_transport *t, int kind, int peer) {
             p->lateness.step = t->deadline.steps;
         }
     }
-    if (!p->tx[kind].complete && phase->begun > 0) lossynet_send_complete(&p->tx[kind]);
-    lossynet_deadline_late(t, peer);
-    lossynet_agenda_count(t, peer);
-    lossynet_agenda_soon(t, peer);
+    if (!p->tx[kind].complete && phase->begun > 0) ln_send_complete(&p->tx[kind]);
+    ln_deadline_late(t, peer);
+    ln_agenda_count(t, peer);
+    ln_agenda_soon(t, peer);
 }
 
 /* Returns whether our packets for a peer cannot leave: its window is full, or it has not opened the
  * phase. If the peer is not late or away, this must have lasted longer than `wait` seconds. */
-static bool is_stuck(const struct lossynet_transport *t, int peer, int kind, double wait) {
-    const struct lossynet_peer *p = &t->peers[peer];
-    const bool ignored = lossynet_deadline_ignores(t, peer) || lossynet_deadline_is_away(t, peer);
+static bool is_stuck(const struct ln_transport *t, int peer, int kind, double wait) {
+    const struct ln_peer *p = &t->peers[peer];
+    const bool ignored = ln_deadline_ignores(t, peer) || ln_deadline_is_away(t, peer);
     return !p->tx[kind].complete && t->phase[kind].begun > 0 && p->flow.blocked &&
            (ignored || t->receiver.empty - p->flow.credited > wait);
 }
 
-void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
-    struct lossynet_phase_state *phase = &t->phase[kind];
+void ln_deadline_check(struct ln_transport *t, int kind) {
+    struct ln_phase_state *phase = &t->phase[kind];
     const int ranks = t->world.ranks, *count = t->agenda.count;
     if (!t->deadline.on || phase->opened == phase->closed) return;
     const bool gradient = kind == LOSSYNET_GRADIENT, idle = gradient && t->deadline.present.idle;
@@ -285,28 +285,28 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
     const int counted = ranks - idle - (gradient ? count[LOSSYNET_IDLES] : 0);
     if (phase->half == 0 && 2 * done >= counted) phase->half = t->receiver.empty;
     if (!phase->awaited) return;
-    const int late = lossynet_deadline_is_minority(t) ? 0 : count[LOSSYNET_LATE_FOR + kind];
+    const int late = ln_deadline_is_minority(t) ? 0 : count[LOSSYNET_LATE_FOR + kind];
     const int in_time = count[LOSSYNET_IN_TIME + kind] + late;
-    const double wait = lossynet_deadline_wait(t);
+    const double wait = ln_deadline_wait(t);
     const bool ends = phase->half > 0 && t->receiver.empty - phase->half > wait;
     const bool holds_up = count[LOSSYNET_RECEIVES + kind] > 0 && (ends || in_time == 0);
     const bool stuck =
         count[LOSSYNET_STUCK + kind] > 0 || (ends && count[LOSSYNET_SENDS + kind] > 0);
     if (!holds_up && !stuck) return;
     for (int r = 0; r < ranks; r++) {
-        struct lossynet_peer *p = &t->peers[r];
+        struct ln_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
         const bool waits = p->rx[kind].state != RX_OVER;
-        const bool ignored = lossynet_deadline_excuses(t, r, kind);
+        const bool ignored = ln_deadline_excuses(t, r, kind);
         if ((waits && (ends || (ignored && in_time == 0))) ||
-            (is_stuck(t, r, kind, wait) && (ends || ignored || lossynet_deadline_is_away(t, r))))
+            (is_stuck(t, r, kind, wait) && (ends || ignored || ln_deadline_is_away(t, r))))
             give_up(t, kind, r);
     }
 }
 
 /* Returns by how many GRADIENT phases at least half of the ranks are ahead of this rank. */
-static uint32_t phases_ahead(struct lossynet_transport *t) {
-    lossynet_progress_enter(t);
+static uint32_t phases_ahead(struct ln_transport *t) {
+    ln_progress_enter(t);
     uint32_t position = t->phase[LOSSYNET_GRADIENT].opened;
     const uint32_t own = position;
     /* Find the largest count that at least half of the ranks have reached. */
@@ -319,69 +319,69 @@ static uint32_t phases_ahead(struct lossynet_transport *t) {
                      (int32_t)(t->peers[i].control.open[LOSSYNET_GRADIENT] - count) >= 0;
         if (2 * there >= t->world.ranks) position = count;
     }
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return position - own;
 }
 
-uint32_t lossynet_transport_position(struct lossynet_transport *t) {
+uint32_t ln_transport_position(struct ln_transport *t) {
     return phases_ahead(t) / t->deadline.phases[LOSSYNET_GRADIENT];
 }
 
-void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late) {
-    lossynet_progress_enter(t);
+void ln_transport_lateness(struct ln_transport *t, uint64_t *late) {
+    ln_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) late[r] = t->peers[r].lateness.steps;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
 }
 
-bool lossynet_transport_sends_again(struct lossynet_transport *t, lossynet_phase phase, int rank) {
-    lossynet_progress_enter(t);
-    const struct lossynet_rx *rx = &t->peers[rank].rx[phase];
+bool ln_transport_sends_again(struct ln_transport *t, lossynet_phase phase, int rank) {
+    ln_progress_enter(t);
+    const struct ln_rx *rx = &t->peers[rank].rx[phase];
     const bool went_on = rx->given_up == t->phase[phase].closed;
     const bool nothing = phase == LOSSYNET_GRADIENT && rx->idle && !t->deadline.late_comes;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return !went_on && !nothing;
 }
 
-void lossynet_transport_stays(struct lossynet_transport *t, bool idle) {
-    lossynet_progress_enter(t);
+void ln_transport_stays(struct ln_transport *t, bool idle) {
+    ln_progress_enter(t);
     t->deadline.present.idle = idle;
     t->deadline.present.opened = t->phase[LOSSYNET_GRADIENT].opened;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
 }
 
-void lossynet_transport_idle(struct lossynet_transport *t, bool *idle) {
-    lossynet_progress_enter(t);
+void ln_transport_idle(struct ln_transport *t, bool *idle) {
+    ln_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) idle[r] = idles(t, r);
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
 }
 
-bool lossynet_transport_is_behind(struct lossynet_transport *t) {
+bool ln_transport_is_behind(struct ln_transport *t) {
     double first = HUGE_VAL;
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) {
-        const struct lossynet_waiting *l = &t->peers[r].lateness;
-        const uint32_t begun = lossynet_deadline_steps(t, t->phase[LOSSYNET_GRADIENT].opened);
+        const struct ln_waiting *l = &t->peers[r].lateness;
+        const uint32_t begun = ln_deadline_steps(t, t->phase[LOSSYNET_GRADIENT].opened);
         if (r != t->world.rank && (int32_t)(l->begun - begun) >= 0)
             first = fmin(first, l->begun_at);
     }
-    const bool behind = lossynet_now() - first > lossynet_deadline_wait(t);
-    lossynet_progress_leave(t);
+    const bool behind = ln_now() - first > ln_deadline_wait(t);
+    ln_progress_leave(t);
     return behind;
 }
 
-bool lossynet_transport_is_late(struct lossynet_transport *t) {
+bool ln_transport_is_late(struct ln_transport *t) {
     bool refused = false;
     if (phases_ahead(t) == 0) return false;
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) refused |= t->peers[r].tx[LOSSYNET_GRADIENT].refused;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return refused;
 }
 
-void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps) {
-    lossynet_progress_enter(t);
-    struct lossynet_phase_state *gradient = &t->phase[LOSSYNET_GRADIENT];
-    struct lossynet_phase_state *parameter = &t->phase[LOSSYNET_PARAMETER];
+void ln_transport_jump(struct ln_transport *t, uint32_t steps) {
+    ln_progress_enter(t);
+    struct ln_phase_state *gradient = &t->phase[LOSSYNET_GRADIENT];
+    struct ln_phase_state *parameter = &t->phase[LOSSYNET_PARAMETER];
     gradient->begun += steps * t->deadline.phases[LOSSYNET_GRADIENT];
     gradient->opened = gradient->closed = gradient->begun;
     parameter->begun += steps * t->deadline.phases[LOSSYNET_PARAMETER];
@@ -394,6 +394,6 @@ void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps) {
             t->peers[r].tx[kind].complete = true;
             t->peers[r].tx[kind].done_waits = false;
         }
-    lossynet_agenda_all(t);
-    lossynet_progress_leave(t);
+    ln_agenda_all(t);
+    ln_progress_leave(t);
 }

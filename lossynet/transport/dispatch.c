@@ -1,34 +1,33 @@
 /* dispatch.c — verifies a datagram that has come, and hands it to the file for its type. */
 #include "lossynet/transport/progress.h"
 
-void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram, size_t bytes) {
+void ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes) {
     struct wire_header h;
     const uint8_t *payload = datagram + WIRE_HEADER_BYTES;
-    if (!lossynet_session_verify(t, peer, &h, datagram, bytes)) return;
-    lossynet_timer_heard(t, peer, h.type);
-    lossynet_agenda_soon(t, peer);
+    if (!ln_session_verify(t, peer, &h, datagram, bytes)) return;
+    ln_timer_heard(t, peer, h.type);
+    ln_agenda_soon(t, peer);
     t->agenda.sends[peer] = true;
     if (h.type == WIRE_DATA) {
-        lossynet_recv_data(t, peer, &h, payload);
+        ln_recv_data(t, peer, &h, payload);
         return;
     }
     if (h.type == WIRE_MESSAGE) {
-        lossynet_message_receive(t, peer, &h, payload);
+        ln_message_receive(t, peer, &h, payload);
         return;
     }
     if (h.type == WIRE_TELL) {
-        lossynet_ask_told(t, peer, &h, payload);
+        ln_ask_told(t, peer, &h, payload);
         return;
     }
     bool of_phase = h.kind < WIRE_MESSAGES;
-    bool valid =
-        lossynet_control_receive(t, peer, &h, payload) && (h.type != WIRE_DONE || of_phase);
+    bool valid = ln_control_receive(t, peer, &h, payload) && (h.type != WIRE_DONE || of_phase);
     if (!valid)
         t->receiver.rejected.invalid++;
     else if (h.type == WIRE_DONE)
-        lossynet_recv_done(t, peer, &h);
+        ln_recv_done(t, peer, &h);
     else if (h.type == WIRE_ASK)
-        lossynet_ask_receive(t, peer, &h);
+        ln_ask_receive(t, peer, &h);
     else if (h.type == WIRE_ACK && !of_phase)
-        lossynet_message_acknowledge(t, peer, &h, payload);
+        ln_message_acknowledge(t, peer, &h, payload);
 }

@@ -26,18 +26,17 @@ static const double DEAF = 1e-3;
 static const double OVERTAKEN = 3e-4;
 static const double OVERTAKEN_SHARE = 1.25;
 
-static size_t fragment(const struct lossynet_transport *t, size_t bytes, uint32_t n, size_t *at) {
+static size_t fragment(const struct ln_transport *t, size_t bytes, uint32_t n, size_t *at) {
     *at = (size_t)n * t->session.fragment_bytes;
     return bytes - *at < t->session.fragment_bytes ? bytes - *at : t->session.fragment_bytes;
 }
 
-static uint32_t fragments(const struct lossynet_transport *t, size_t bytes) {
+static uint32_t fragments(const struct ln_transport *t, size_t bytes) {
     const size_t one = t->session.fragment_bytes;
     return bytes ? (uint32_t)((bytes + one - 1) / one) : 1;
 }
 
-static bool all_acknowledged(const struct lossynet_transport *t, const struct lossynet_peer *p,
-                             int which) {
+static bool all_acknowledged(const struct ln_transport *t, const struct ln_peer *p, int which) {
     return p->message[which].acked_before == p->message[which].fragments ||
            (int32_t)(p->control.complete[which] - t->gathers[which].begun) >= 0 ||
            (t->gathers[which].keeps && p->live.left);
@@ -45,8 +44,7 @@ static bool all_acknowledged(const struct lossynet_transport *t, const struct lo
 
 /* Returns whether a peer has ended this gather, maybe without us. That is so if it has opened a
  * phase that we have not opened, because there is a phase between any two rounds of this kind. */
-static bool has_passed(const struct lossynet_transport *t, const struct lossynet_peer *p,
-                       int which) {
+static bool has_passed(const struct ln_transport *t, const struct ln_peer *p, int which) {
     bool passed = false;
     for (int kind = 0; kind < 2; kind++)
         passed |= (int32_t)(p->control.open[kind] - t->phase[kind].opened) > 0;
@@ -62,16 +60,16 @@ static uint32_t stamp_of(double now) {
 
 /* Sends the fragments that are new within the window, or were not acknowledged in time. Returns
  * when to look again. */
-static double push(struct lossynet_transport *t, int peer, int which, double now) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_message *m = &p->message[which];
+static double push(struct ln_transport *t, int peer, int which, double now) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_message *m = &p->message[which];
     if (!t->gathers[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) {
-        lossynet_path_message(t, peer, which, 0, now);
+        ln_path_message(t, peer, which, 0, now);
         return HUGE_VAL;
     }
-    const bool again = !t->link->features.reliable && lossynet_timer_is_over(t, &m->repeat, now);
+    const bool again = !t->link->features.reliable && ln_timer_is_over(t, &m->repeat, now);
     const bool listens = (int32_t)(m->in_gather - t->gathers[which].begun) >= 0;
-    const double timeout = fmin(m->repeat.pause, lossynet_timer_timeout(p));
+    const double timeout = fmin(m->repeat.pause, ln_timer_timeout(p));
     const double late = listens ? timeout : fmax(timeout, DEAF);
     const double overtaken = fmax(OVERTAKEN, OVERTAKEN_SHARE * p->round_trip.mean);
     bool repeated = false;
@@ -96,20 +94,20 @@ static double push(struct lossynet_transport *t, int peer, int which, double now
         if (waits) continue;
         repeated |= is_late;
         size_t at, bytes = fragment(t, m->out_bytes, m->acked_before + i, &at);
-        t->sender.batch[n] = lossynet_control_datagram(t, peer, WIRE_MESSAGE, WIRE_MESSAGES + which,
-                                                       t->gathers[which].begun - 1,
-                                                       m->acked_before + i, m->out + at, bytes);
+        t->sender.batch[n] = ln_control_datagram(t, peer, WIRE_MESSAGE, WIRE_MESSAGES + which,
+                                                 t->gathers[which].begun - 1, m->acked_before + i,
+                                                 m->out + at, bytes);
         wire_put(t->sender.batch[n++].header + WIRE_SEQUENCE_AT, stamp_of(now), 4);
     }
-    if (repeated) lossynet_timer_again(t, p, &m->repeat, now);
-    if (n > 0) lossynet_session_send(t, peer, t->sender.batch, n);
+    if (repeated) ln_timer_again(t, p, &m->repeat, now);
+    if (n > 0) ln_session_send(t, peer, t->sender.batch, n);
     if (t->link->features.reliable) return HUGE_VAL;
     size_t at, first = fragment(t, m->out_bytes, m->acked_before, &at);
-    lossynet_path_message(t, peer, which, first, now);
-    return fmin(due, fmax(oldest + fmin(late, timeout), lossynet_timer_due(t, &m->repeat, now)));
+    ln_path_message(t, peer, which, first, now);
+    return fmin(due, fmax(oldest + fmin(late, timeout), ln_timer_due(t, &m->repeat, now)));
 }
 
-double lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
+double ln_message_push(struct ln_transport *t, int peer, double now) {
     double due = HUGE_VAL;
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
         due = fmin(due, push(t, peer, which, now));
@@ -118,22 +116,22 @@ double lossynet_message_push(struct lossynet_transport *t, int peer, double now)
 
 /* ---- receiving ---- */
 
-void lossynet_message_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                              const uint8_t *payload) {
-    struct lossynet_peer *p = &t->peers[peer];
+void ln_message_receive(struct ln_transport *t, int peer, const struct wire_header *h,
+                        const uint8_t *payload) {
+    struct ln_peer *p = &t->peers[peer];
     if (h->kind < WIRE_MESSAGES) {
         t->receiver.rejected.invalid++;
         return;
     }
     const int which = h->kind - WIRE_MESSAGES;
-    const struct lossynet_gathers *gather = &t->gathers[which];
-    struct lossynet_message *m = &p->message[which];
+    const struct ln_gathers *gather = &t->gathers[which];
+    struct ln_message *m = &p->message[which];
     const bool left_behind = t->deadline.on && which == LOSSYNET_PULSE;
     if ((int32_t)(h->index - gather->begun) > 0 && !left_behind) {
         t->receiver.rejected.invalid++; /* no rank can end a gather without our part */
         return;
     }
-    lossynet_timer_news(t, p);
+    ln_timer_news(t, p);
     if ((int32_t)(h->index + 1 - m->in_gather) > 0) {
         m->moved = t->receiver.now;
         m->in_gather = h->index + 1;
@@ -160,14 +158,14 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
     for (; m->got & 1; m->got >>= 1) m->got_before++;
 }
 
-void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
-                                  const struct wire_header *h, const uint8_t *payload) {
-    struct lossynet_peer *p = &t->peers[peer];
+void ln_message_acknowledge(struct ln_transport *t, int peer, const struct wire_header *h,
+                            const uint8_t *payload) {
+    struct ln_peer *p = &t->peers[peer];
     const int which = h->kind - WIRE_MESSAGES;
-    struct lossynet_message *m = &p->message[which];
+    struct ln_message *m = &p->message[which];
     double taken = 1e-6 * (uint32_t)(stamp_of(t->receiver.now) - h->sequence);
     if (h->sequence && taken > 0 && taken < t->session.peer_timeout) {
-        lossynet_timer_measured(&p->round_trip, taken);
+        ln_timer_measured(&p->round_trip, taken);
         t->agenda.slowest = fmax(t->agenda.slowest, p->round_trip.mean);
     }
     if (!t->gathers[which].open || h->index != t->gathers[which].begun - 1 ||
@@ -179,33 +177,33 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
     /* The next fragment with the same index in sent_at has not been sent yet. */
     for (uint32_t i = 0; i < forward && i < LOSSYNET_FRAGMENTS; i++)
         m->sent_at[(m->acked_before + i) % LOSSYNET_FRAGMENTS] = 0;
-    if (forward || (mask | m->acked) != m->acked) m->repeat.pause = lossynet_timer_timeout(p);
-    if (forward) lossynet_path_message(t, peer, which, 0, t->receiver.now);
+    if (forward || (mask | m->acked) != m->acked) m->repeat.pause = ln_timer_timeout(p);
+    if (forward) ln_path_message(t, peer, which, 0, t->receiver.now);
     m->acked = (forward < 64 ? m->acked >> forward : 0) | mask;
     m->acked_before = h->packet;
 }
 
 /* ---- rounds ---- */
 
-bool lossynet_message_is_exchanged(const struct lossynet_transport *t, int peer, int which) {
-    const struct lossynet_peer *p = &t->peers[peer];
-    const struct lossynet_message *m = &p->message[which];
+bool ln_message_is_exchanged(const struct ln_transport *t, int peer, int which) {
+    const struct ln_peer *p = &t->peers[peer];
+    const struct ln_message *m = &p->message[which];
     if (has_passed(t, p, which)) return true;
     return m->got_before == m->expects && all_acknowledged(t, p, which);
 }
 
-bool lossynet_message_awaits(const struct lossynet_transport *t, int peer) {
+bool ln_message_awaits(const struct ln_transport *t, int peer) {
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
-        if (t->gathers[which].open && !lossynet_message_is_exchanged(t, peer, which)) return true;
+        if (t->gathers[which].open && !ln_message_is_exchanged(t, peer, which)) return true;
     return false;
 }
 
-double lossynet_message_owed(const struct lossynet_transport *t, int peer) {
-    const struct lossynet_peer *p = &t->peers[peer];
+double ln_message_owed(const struct ln_transport *t, int peer) {
+    const struct ln_peer *p = &t->peers[peer];
     double owed = 0;
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
-        const struct lossynet_gathers *gather = &t->gathers[which];
-        const struct lossynet_message *m = &p->message[which];
+        const struct ln_gathers *gather = &t->gathers[which];
+        const struct ln_message *m = &p->message[which];
         bool begun =
             (int32_t)(m->in_gather - gather->begun) >= 0 ||
             (which == LOSSYNET_GATHER && (int32_t)(p->control.gathers - gather->begun) >= 0) ||
@@ -216,36 +214,35 @@ double lossynet_message_owed(const struct lossynet_transport *t, int peer) {
     return owed;
 }
 
-bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
-    struct lossynet_gathers *gather = &t->gathers[which];
+bool ln_message_exchanged(struct ln_transport *t, int which) {
+    struct ln_gathers *gather = &t->gathers[which];
     const int ranks = t->world.ranks, *count = t->agenda.count + which;
     const int lacking = count[LOSSYNET_LACKS];
     const bool all = count[LOSSYNET_EXCHANGES] == 0 || (gather->keeps && lacking == 0);
     if (lacking == 0 && gather->complete != gather->begun) {
         gather->complete = gather->begun; /* from now on our state says so */
         for (int r = 0; r < ranks; r++) t->peers[r].control.ack_due[which] = true;
-        lossynet_agenda_all(t);
+        ln_agenda_all(t);
     }
     if (all || !t->deadline.on || which != LOSSYNET_PULSE) return all;
     if (gather->half == 0 && 2 * (ranks - lacking) >= ranks) gather->half = t->receiver.empty;
-    const int late = lossynet_deadline_is_minority(t) ? 0 : count[LOSSYNET_EXCHANGES_LATE];
+    const int late = ln_deadline_is_minority(t) ? 0 : count[LOSSYNET_EXCHANGES_LATE];
     if (count[LOSSYNET_EXCHANGES_IN_TIME] + late == 0) return true;
-    if (!lossynet_deadline_is_over(t, gather->half)) return false;
+    if (!ln_deadline_is_over(t, gather->half)) return false;
     for (int r = 0; r < ranks; r++)
-        if (r != t->world.rank && !lossynet_message_is_exchanged(t, r, which))
-            lossynet_deadline_late(t, r);
+        if (r != t->world.rank && !ln_message_is_exchanged(t, r, which)) ln_deadline_late(t, r);
     return true;
 }
 
-bool lossynet_message_settled(struct lossynet_transport *t, int which) {
+bool ln_message_settled(struct ln_transport *t, int which) {
     return !t->gathers[which].open || t->agenda.count[LOSSYNET_EXCHANGES + which] == 0;
 }
 
 /* Returns where our parts lie during the gather. If they are small, and the transport has a thread,
  * they are copied. Then the caller waits only for the others' parts, and not until ours arrive. */
-static const uint8_t *keep(struct lossynet_transport *t, int which, const uint8_t *out,
+static const uint8_t *keep(struct ln_transport *t, int which, const uint8_t *out,
                            const size_t *offset, bool same) {
-    struct lossynet_gathers *gather = &t->gathers[which];
+    struct ln_gathers *gather = &t->gathers[which];
     const size_t first = same ? offset[t->world.rank] : 0;
     const size_t bytes = offset[same ? t->world.rank + 1 : t->world.ranks] - first;
     gather->keeps = which == LOSSYNET_GATHER && t->threads.threaded && bytes <= LOSSYNET_KEPT_BYTES;
@@ -254,15 +251,14 @@ static const uint8_t *keep(struct lossynet_transport *t, int which, const uint8_
     return gather->kept;
 }
 
-void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
-                            const size_t *out_offset, bool same, uint8_t *in,
-                            const size_t *in_offset) {
+void ln_message_begin(struct ln_transport *t, int which, const uint8_t *out,
+                      const size_t *out_offset, bool same, uint8_t *in, const size_t *in_offset) {
     t->gathers[which].begun++;
     t->gathers[which].open = true;
     t->gathers[which].half = 0;
     const uint8_t *parts = keep(t, which, out, out_offset, same);
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_message *m = &t->peers[r].message[which];
+        struct ln_message *m = &t->peers[r].message[which];
         int part = same ? t->world.rank : r;
         m->out = same ? parts : parts + out_offset[part];
         m->in = in + in_offset[r];
@@ -273,8 +269,8 @@ void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8
         m->acked_before = m->got_before = 0;
         m->acked = m->got = 0;
         memset(m->sent_at, 0, sizeof m->sent_at);
-        m->moved = lossynet_now();
-        m->repeat = lossynet_timer_from(&t->peers[r], m->moved);
+        m->moved = ln_now();
+        m->repeat = ln_timer_from(&t->peers[r], m->moved);
     }
-    lossynet_agenda_all(t);
+    ln_agenda_all(t);
 }

@@ -46,18 +46,18 @@ static const double TELLING = 16, MANY = 32, CLEAR = 4;
 static const double CLEAR_SECONDS = 0.25;
 enum { STEP_LEAST = 256, BUDGET_BATCH = 16 };
 
-void lossynet_pacing_open(struct lossynet_pacing *pace, double gbps, double loss_budget) {
+void ln_pacing_open(struct ln_pacing *pace, double gbps, double loss_budget) {
     pace->most = pace->rate = gbps * 1e9 / 8;
     pace->budget = loss_budget;
     pace->batch = pace->budget > 0 ? BUDGET_BATCH : LOSSYNET_BATCH;
     pace->burst = (pace->budget > 0 ? 0.1 : 1) * BURST_BYTES + pace->rate * BURST_SECONDS;
     pace->tokens = pace->burst;
-    pace->filled = lossynet_now();
+    pace->filled = ln_now();
 }
 
-double lossynet_pacing_wait(struct lossynet_pacing *pace, size_t bytes) {
+double ln_pacing_wait(struct ln_pacing *pace, size_t bytes) {
     if (pace->rate <= 0) return 0;
-    double now = lossynet_now(), need = fmin((double)bytes, pace->burst);
+    double now = ln_now(), need = fmin((double)bytes, pace->burst);
     pace->tokens = fmin(pace->burst, pace->tokens + (now - pace->filled) * pace->rate);
     pace->filled = now;
     if (pace->tokens >= need) {
@@ -67,11 +67,11 @@ double lossynet_pacing_wait(struct lossynet_pacing *pace, size_t bytes) {
     return fmax(20e-6, (need - pace->tokens) / pace->rate);
 }
 
-void lossynet_pacing_unused(struct lossynet_pacing *pace, size_t bytes) {
+void ln_pacing_unused(struct ln_pacing *pace, size_t bytes) {
     if (pace->rate > 0) pace->tokens += (double)bytes;
 }
 
-double lossynet_pacing_step(struct lossynet_pacing *pace, double lost, double now) {
+double ln_pacing_step(struct ln_pacing *pace, double lost, double now) {
     if (lost >= pace->budget / 2)
         pace->rise = 0;
     else if (pace->rise == 0)
@@ -84,7 +84,7 @@ double lossynet_pacing_step(struct lossynet_pacing *pace, double lost, double no
 }
 
 /* Returns whether a step is due. Sets *lost to the share that counts as lost. */
-static bool tells(const struct lossynet_pacing *pace, double now, double *lost) {
+static bool tells(const struct ln_pacing *pace, double now, double *lost) {
     *lost = 1 - fmin(1, pace->arrived / pace->expected);
     if (pace->expected - pace->arrived >= MANY) return true;
     if (pace->expected >= STEP_LEAST && pace->budget * pace->expected >= TELLING) return true;
@@ -93,26 +93,24 @@ static bool tells(const struct lossynet_pacing *pace, double now, double *lost) 
 }
 
 /* Takes a step. DATA that are on their way were sent at the old rate, so they do not count. */
-static void step(struct lossynet_transport *t, double lost) {
-    struct lossynet_pacing *pace = &t->pacing;
-    lossynet_pacing_step(pace, lost, t->receiver.now);
+static void step(struct ln_transport *t, double lost) {
+    struct ln_pacing *pace = &t->pacing;
+    ln_pacing_step(pace, lost, t->receiver.now);
     pace->expected = pace->arrived = pace->clear = 0;
     pace->stepped = t->receiver.now;
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_flow *flow = &t->peers[r].flow;
-        flow->report = (struct lossynet_loss_report){.from = flow->sent + t->sender.multicast_sent};
+        struct ln_flow *flow = &t->peers[r].flow;
+        flow->report = (struct ln_loss_report){.from = flow->sent + t->sender.multicast_sent};
     }
 }
 
-void lossynet_pacing_report(struct lossynet_transport *t, int peer, uint32_t seen,
-                            uint32_t received) {
-    struct lossynet_pacing *pace = &t->pacing;
-    struct lossynet_loss_report *report = &t->peers[peer].flow.report;
+void ln_pacing_report(struct ln_transport *t, int peer, uint32_t seen, uint32_t received) {
+    struct ln_pacing *pace = &t->pacing;
+    struct ln_loss_report *report = &t->peers[peer].flow.report;
     if (pace->budget <= 0) return;
     if (!report->counting) {
         if ((int32_t)(seen - report->from) < 0) return;
-        *report =
-            (struct lossynet_loss_report){.counting = true, .seen = seen, .received = received};
+        *report = (struct ln_loss_report){.counting = true, .seen = seen, .received = received};
         return;
     }
     if ((int32_t)(seen - report->seen) <= 0 || (int32_t)(received - report->received) < 0) return;

@@ -32,30 +32,29 @@ static const double PAUSE = 0.02, PAUSE_SHARE = 0.005;
 static const double TRIPS = 4;
 static const double AGAIN_SHARE = 0.5; /* of the peer time-out: the next doubt comes not before */
 
-uint32_t lossynet_path_nonce(struct lossynet_transport *t, bool padded) {
+uint32_t ln_path_nonce(struct ln_transport *t, bool padded) {
     uint32_t *nonces = &t->receiver.nonces;
     *nonces += 1 + (*nonces % 2 != padded);
     if (*nonces == 0) *nonces = 2; /* 0 stands for no nonce */
     return *nonces;
 }
 
-static void begin(struct lossynet_transport *t, int peer, size_t bytes, bool data) {
-    struct lossynet_doubt *doubt = &t->peers[peer].doubt;
+static void begin(struct ln_transport *t, int peer, size_t bytes, bool data) {
+    struct ln_doubt *doubt = &t->peers[peer].doubt;
     if (doubt->bytes > 0 || bytes <= WIRE_STATE_BYTES || t->receiver.now < doubt->trusted) return;
     doubt->bytes = bytes;
     doubt->data = data;
     doubt->answers = 0;
     doubt->first = 0;
     doubt->due = 0;
-    lossynet_agenda_soon(t, peer);
+    ln_agenda_soon(t, peer);
 }
 
-static double patience(const struct lossynet_transport *t) {
+static double patience(const struct ln_transport *t) {
     return fmin(DOUBT, DOUBT_SHARE * t->session.peer_timeout);
 }
 
-void lossynet_path_message(struct lossynet_transport *t, int peer, int which, size_t bytes,
-                           double now) {
+void ln_path_message(struct ln_transport *t, int peer, int which, size_t bytes, double now) {
     double *waits = &t->peers[peer].doubt.waits[which];
     if (bytes == 0) {
         *waits = 0;
@@ -66,16 +65,16 @@ void lossynet_path_message(struct lossynet_transport *t, int peer, int which, si
     }
 }
 
-void lossynet_path_data(struct lossynet_transport *t, int peer, uint32_t came) {
-    const struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_doubt *doubt = &t->peers[peer].doubt;
+void ln_path_data(struct ln_transport *t, int peer, uint32_t came) {
+    const struct ln_peer *p = &t->peers[peer];
+    struct ln_doubt *doubt = &t->peers[peer].doubt;
     const uint32_t sent = p->flow.sent + t->sender.multicast_sent, more = sent - doubt->sent;
     const double now = t->receiver.now;
     if (more < SENT) return;
     if (!doubt->sampled) doubt->since = now;
     doubt->sampled = true;
     /* What was sent in the last round trips may still be on its way, or its count may be. */
-    if (now - doubt->since < fmax(patience(t), TRIPS * lossynet_timer_timeout(p))) return;
+    if (now - doubt->since < fmax(patience(t), TRIPS * ln_timer_timeout(p))) return;
     /* The last packet of a shard may be so small that it passes. */
     if (2 * (came - doubt->came) <= more) {
         if (doubt->bytes == 0) doubt->vanished = came == doubt->came ? more : 0;
@@ -87,17 +86,17 @@ void lossynet_path_data(struct lossynet_transport *t, int peer, uint32_t came) {
 }
 
 /* Logs once that DATA do not arrive, although datagrams of this size do. */
-static void tell_vanished(const struct lossynet_transport *t, int peer) {
-    struct lossynet_doubt *doubt = &t->peers[peer].doubt;
+static void tell_vanished(const struct ln_transport *t, int peer) {
+    struct ln_doubt *doubt = &t->peers[peer].doubt;
     if (!doubt->data || doubt->vanished == 0 || doubt->told) return;
     doubt->told = true;
-    lossynet_log("rank %d, step %" PRIu64 ": none of the last %" PRIu32 " packets to rank %d has "
-                 "come, and other datagrams of their size do: is there a filter on the path?",
-                 t->world.rank, lossynet_session_step(t), doubt->vanished, peer);
+    ln_log("rank %d, step %" PRIu64 ": none of the last %" PRIu32 " packets to rank %d has "
+           "come, and other datagrams of their size do: is there a filter on the path?",
+           t->world.rank, ln_session_step(t), doubt->vanished, peer);
 }
 
-void lossynet_path_answered(struct lossynet_transport *t, int peer, uint32_t nonce) {
-    struct lossynet_doubt *doubt = &t->peers[peer].doubt;
+void ln_path_answered(struct ln_transport *t, int peer, uint32_t nonce) {
+    struct ln_doubt *doubt = &t->peers[peer].doubt;
     if (doubt->bytes == 0 || doubt->first == 0 || (int32_t)(nonce - doubt->first) < 0) return;
     if (nonce % 2 == 0) {
         tell_vanished(t, peer);
@@ -105,7 +104,7 @@ void lossynet_path_answered(struct lossynet_transport *t, int peer, uint32_t non
         doubt->trusted = t->receiver.now + AGAIN_SHARE * t->session.peer_timeout;
         doubt->waits[0] = doubt->waits[1] = 0;
     } else if (++doubt->answers >= SURE) {
-        lossynet_session_fail(
+        ln_session_fail(
             t, peer,
             "gets no datagram with %zu bytes from rank %d any more, and all small ones: the path "
             "drops what is larger than its MTU. When ranks meet again they choose smaller packets",
@@ -113,14 +112,14 @@ void lossynet_path_answered(struct lossynet_transport *t, int peer, uint32_t non
     }
 }
 
-double lossynet_path_push(struct lossynet_transport *t, int peer, double now) {
-    struct lossynet_doubt *doubt = &t->peers[peer].doubt;
+double ln_path_push(struct ln_transport *t, int peer, double now) {
+    struct ln_doubt *doubt = &t->peers[peer].doubt;
     if (doubt->bytes == 0 || t->failed || t->threads.closing) return HUGE_VAL;
     if (now < doubt->due) return doubt->due;
     doubt->due = now + fmin(PAUSE, PAUSE_SHARE * t->session.peer_timeout);
     doubt->padded = !doubt->padded || doubt->first == 0;
-    const uint32_t nonce = lossynet_path_nonce(t, doubt->padded);
+    const uint32_t nonce = ln_path_nonce(t, doubt->padded);
     if (doubt->first == 0) doubt->first = nonce;
-    lossynet_control_probe(t, peer, nonce, doubt->padded ? doubt->bytes : 0, doubt->data);
+    ln_control_probe(t, peer, nonce, doubt->padded ? doubt->bytes : 0, doubt->data);
     return doubt->due;
 }

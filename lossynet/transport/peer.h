@@ -11,7 +11,7 @@
  *     doubt       whether large datagrams still pass to it           path.c
  *     question    its acknowledgement of our gradient                ask.c
  *
- * In the comments "it" is the peer, and times without a unit are those of lossynet_now.
+ * In the comments "it" is the peer, and times without a unit are those of ln_now.
  */
 #ifndef LOSSYNET_PEER_H
 #define LOSSYNET_PEER_H
@@ -24,16 +24,16 @@ enum {
     LOSSYNET_REACH = 4, /* windows; a sequence farther than this from the last one is invalid */
 };
 
-struct lossynet_timer {  /* due `pause` seconds after `since` */
+struct ln_timer {        /* due `pause` seconds after `since` */
     double since, pause; /* seconds; pause 0: nothing has been sent yet */
 };
 
-struct lossynet_round_trip { /* of small messages (RFC 6298, section 2) */
-    double mean, deviation;  /* seconds; 0: not known yet */
-    double least;            /* seconds; the recent minimum, which is without queues */
+struct ln_round_trip {      /* of small messages (RFC 6298, section 2) */
+    double mean, deviation; /* seconds; 0: not known yet */
+    double least;           /* seconds; the recent minimum, which is without queues */
 };
 
-struct lossynet_liveness {
+struct ln_liveness {
     double heard;     /* when its last valid datagram came */
     double expected;  /* since when we need something of it; 0: we need nothing */
     double asked;     /* since when we ask it for signs of life; 0: we do not */
@@ -46,16 +46,16 @@ struct lossynet_liveness {
     bool missed;      /* it was silent when a peer made the comm fail */
     bool knows;       /* it knows that we leave */
     bool probe_sends; /* our PROBE asks for what lets us send: credit, or an open phase */
-    struct lossynet_timer probe;
+    struct ln_timer probe;
 };
 
-struct lossynet_loss_report { /* counts of our DATA, as it told them since the pace last changed */
-    uint32_t from;            /* so many DATA were sent before that, at another pace */
+struct ln_loss_report { /* counts of our DATA, as it told them since the pace last changed */
+    uint32_t from;      /* so many DATA were sent before that, at another pace */
     bool counting;
     uint32_t seen, received;
 };
 
-struct lossynet_window { /* how many DATA may be on their way to it */
+struct ln_window { /* how many DATA may be on their way to it */
     int now, least, most;
     bool full;     /* the window has held up DATA in the present sample */
     double since;  /* when the present sample began; 0: there is none */
@@ -64,8 +64,8 @@ struct lossynet_window { /* how many DATA may be on their way to it */
     int narrow;    /* samples in a row in which the largest window was too small */
 };
 
-struct lossynet_flow {
-    struct lossynet_window window;
+struct ln_flow {
+    struct ln_window window;
     bool blocked;                            /* DATA could not leave: no window, or no open phase */
     bool shut;                               /* DATA could not leave: it had not opened the phase */
     double shut_since;                       /* when `shut` was last false */
@@ -74,10 +74,10 @@ struct lossynet_flow {
     uint32_t seen, multicast_seen; /* we have seen, or given up, all its DATA before these */
     uint32_t unacknowledged;       /* its DATA for which we have not given credit yet */
     uint32_t came;                 /* its DATA that arrived, since the start */
-    struct lossynet_loss_report report;
+    struct ln_loss_report report;
 };
 
-struct lossynet_control {
+struct ln_control {
     uint32_t open[2], finished[2]; /* from its state (wire.h) */
     uint32_t complete[LOSSYNET_GATHER_KINDS], gathers;
     double raised; /* when open or finished last grew */
@@ -86,22 +86,22 @@ struct lossynet_control {
     uint32_t answered; /* nonce of the last PROBE of ours that it answered */
 };
 
-struct lossynet_tx { /* our present phase of a kind to it */
+struct ln_tx {       /* our present phase of a kind to it */
     uint32_t sent;   /* DATA */
     bool complete;   /* we have sent everything, or given up */
     bool refused;    /* we have given up, since the peer had closed the phase */
     bool done_waits; /* our DONE has to be sent, or is not acknowledged */
-    struct lossynet_timer done;
+    struct ln_timer done;
 };
 
-enum lossynet_rx_state {
+enum ln_rx_state {
     RX_RECEIVING,
     RX_ENDING, /* it has sent everything, and missing packets may still be on their way */
     RX_OVER,   /* missing packets are lost */
 };
 
-struct lossynet_rx { /* its present phase of a kind to us */
-    enum lossynet_rx_state state;
+struct ln_rx { /* its present phase of a kind to us */
+    enum ln_rx_state state;
     uint64_t received;  /* DATA */
     bool done;          /* its DONE has come */
     uint32_t announced; /* how many DATA it sent, as its DONE says */
@@ -109,7 +109,7 @@ struct lossynet_rx { /* its present phase of a kind to us */
     double ending;      /* when the state became RX_ENDING */
     double over;        /* when the state became RX_OVER */
     uint32_t nonce;     /* of the PROBE sent at `ending`; its answer comes after all its DATA */
-    struct lossynet_timer probe;
+    struct ln_timer probe;
     uint32_t given_up; /* the last phase, counted from 1, that we ended without it; 0: none */
     double tell;       /* when to tell it again that the phase is open; 0: never */
     bool idle;         /* its DONE said that it has no gradient in this phase */
@@ -118,7 +118,7 @@ struct lossynet_rx { /* its present phase of a kind to us */
     uint32_t next_announced;
 };
 
-struct lossynet_message { /* the present gather of a kind: our part for it, its for us */
+struct ln_message { /* the present gather of a kind: our part for it, its for us */
     const uint8_t *out;
     uint8_t *in;
     size_t out_bytes, in_bytes;
@@ -126,35 +126,35 @@ struct lossynet_message { /* the present gather of a kind: our part for it, its 
     uint64_t acked, got;                /* bit i stands for fragment ..._before + i */
     double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo LOSSYNET_FRAGMENTS; 0: not yet */
     uint32_t in_gather;                 /* gathers that it has begun */
-    uint32_t stamp; /* of its last fragment, until an acknowledgement returns it; 0: none */
-    double moved;   /* when a new fragment of it last came, or it completed a gather */
-    struct lossynet_timer repeat; /* in the first kind of gather, also for LEAVE */
+    uint32_t stamp;         /* of its last fragment, until an acknowledgement returns it; 0: none */
+    double moved;           /* when a new fragment of it last came, or it completed a gather */
+    struct ln_timer repeat; /* in the first kind of gather, also for LEAVE */
 };
 
-struct lossynet_waiting { /* whether we wait for it (deadline.c) */
-    bool late;            /* we went on without it, and it has not caught up */
-    double since;         /* when it became late */
-    double told;          /* how late it was when a line last said so, in seconds; 0: none did */
+struct ln_waiting {  /* whether we wait for it (deadline.c) */
+    bool late;       /* we went on without it, and it has not caught up */
+    double since;    /* when it became late */
+    double told;     /* how late it was when a line last said so, in seconds; 0: none did */
     uint32_t phase;  /* GRADIENT phases opened when it was late, while its lag is unknown; else 0 */
-    uint32_t step;   /* the step of that phase, as lossynet_deadline_learn counts steps */
+    uint32_t step;   /* the step of that phase, as ln_deadline_learn counts steps */
     double half;     /* when half of the ranks were done with that phase */
     uint64_t steps;  /* steps whose first GRADIENT phase we ended without it */
     uint32_t begun;  /* steps that it has begun */
     double begun_at; /* when we first heard this number */
 };
 
-struct lossynet_question { /* acknowledgements that we ask it for, or it asks us for (ask.c) */
-    bool open;             /* we are asking it */
+struct ln_question { /* acknowledgements that we ask it for, or it asks us for (ask.c) */
+    bool open;       /* we are asking it */
     uint8_t *to;
     size_t bytes, got; /* bytes that we ask for, and bytes that it has answered */
-    struct lossynet_timer repeat;
+    struct ln_timer repeat;
     uint32_t sent;  /* our DATA to it in the step's GRADIENT phases before the present one */
     uint32_t holds; /* we have an acknowledgement for this GRADIENT phase, from 1 on; 0: for none */
 };
 
-struct lossynet_doubt { /* whether datagrams of full size still pass to it (path.c) */
-    size_t bytes;       /* payload of datagrams that may not pass; 0: we do not doubt */
-    bool data;          /* that is because of DATA, and not because of a message */
+struct ln_doubt { /* whether datagrams of full size still pass to it (path.c) */
+    size_t bytes; /* payload of datagrams that may not pass; 0: we do not doubt */
+    bool data;    /* that is because of DATA, and not because of a message */
     double waits[LOSSYNET_GATHER_KINDS]; /* since when a large fragment waits; 0: none does */
     uint32_t came, sent; /* at the begin of a sample: its count of our DATA, and our count */
     bool sampled;        /* a sample has left; it may still be on its way */
@@ -168,17 +168,17 @@ struct lossynet_doubt { /* whether datagrams of full size still pass to it (path
     double trusted;      /* until when we do not doubt again */
 };
 
-struct lossynet_peer {
-    struct lossynet_liveness live;
-    struct lossynet_round_trip round_trip;
-    struct lossynet_flow flow;
-    struct lossynet_control control;
-    struct lossynet_tx tx[2];
-    struct lossynet_rx rx[2];
-    struct lossynet_message message[LOSSYNET_GATHER_KINDS];
-    struct lossynet_waiting lateness;
-    struct lossynet_question question;
-    struct lossynet_doubt doubt;
+struct ln_peer {
+    struct ln_liveness live;
+    struct ln_round_trip round_trip;
+    struct ln_flow flow;
+    struct ln_control control;
+    struct ln_tx tx[2];
+    struct ln_rx rx[2];
+    struct ln_message message[LOSSYNET_GATHER_KINDS];
+    struct ln_waiting lateness;
+    struct ln_question question;
+    struct ln_doubt doubt;
 };
 
 #endif

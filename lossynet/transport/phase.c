@@ -6,9 +6,9 @@
 /* ---- begin ---- */
 
 /* Counts the packets that this rank expects in each bucket from each sender. */
-static void expect(struct lossynet_transport *t, lossynet_phase phase) {
+static void expect(struct ln_transport *t, lossynet_phase phase) {
     const int workers = t->shape.workers, local = t->shape.local;
-    struct lossynet_buckets *buckets = &t->phase[phase].buckets;
+    struct ln_buckets *buckets = &t->phase[phase].buckets;
     for (int b = 0; b < t->shape.buckets; b++) {
         for (int w = 0; w < workers; w++) {
             size_t i = (size_t)b * workers + w;
@@ -22,145 +22,142 @@ static void expect(struct lossynet_transport *t, lossynet_phase phase) {
     for (int w = 0; w < workers; w++) buckets->reached[w] = 0;
 }
 
-void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_phase phase) {
-    lossynet_progress_enter(t);
+void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase) {
+    ln_progress_enter(t);
     expect(t, phase);
-    double now = lossynet_now();
+    double now = ln_now();
     for (int r = 0; r < t->world.ranks; r++) {
         const bool self = r == t->world.rank;
-        struct lossynet_rx *rx = &t->peers[r].rx[phase];
+        struct ln_rx *rx = &t->peers[r].rx[phase];
         /* A peer that finished this phase before we opened it has sent us no packets of it. */
         const bool over = t->deadline.on && (int32_t)(t->peers[r].control.finished[phase] -
                                                       t->phase[phase].opened) > 0;
-        *rx = (struct lossynet_rx){.state = self || over ? RX_OVER : RX_RECEIVING,
-                                   .done = rx->next_done,
-                                   .announced = rx->next_announced,
-                                   .idle = rx->next_done && rx->next_idle,
-                                   .given_up = rx->given_up,
-                                   .last = now,
-                                   .over = now,
-                                   .tell = lossynet_control_tell(&t->peers[r], now)};
+        *rx = (struct ln_rx){.state = self || over ? RX_OVER : RX_RECEIVING,
+                             .done = rx->next_done,
+                             .announced = rx->next_announced,
+                             .idle = rx->next_done && rx->next_idle,
+                             .given_up = rx->given_up,
+                             .last = now,
+                             .over = now,
+                             .tell = ln_control_tell(&t->peers[r], now)};
         t->peers[r].control.state_due = !self;
     }
     t->phase[phase].opened++;
     t->phase[phase].reached = false;
     t->phase[phase].half = 0;
-    lossynet_progress_push(t, now);
-    lossynet_agenda_all(t);
-    lossynet_progress_leave(t);
+    ln_progress_push(t, now);
+    ln_agenda_all(t);
+    ln_progress_leave(t);
 }
 
-void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase phase) {
-    lossynet_progress_enter(t);
+void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
+    ln_progress_enter(t);
     t->phase[phase].begun++;
-    if (phase == LOSSYNET_GRADIENT) lossynet_ask_sending(t);
+    if (phase == LOSSYNET_GRADIENT) ln_ask_sending(t);
     for (int r = 0; r < t->world.ranks; r++) {
         const uint32_t open = t->peers[r].control.open[phase];
         const bool has_closed = t->deadline.on && (int32_t)(open - t->phase[phase].begun) > 0;
-        t->peers[r].tx[phase] = (struct lossynet_tx){.complete = r == t->world.rank || has_closed,
-                                                     .refused = has_closed};
+        t->peers[r].tx[phase] =
+            (struct ln_tx){.complete = r == t->world.rank || has_closed, .refused = has_closed};
     }
-    if (lossynet_is_multicast(t, phase)) t->sender.multicast = (struct lossynet_tx){0};
+    if (ln_is_multicast(t, phase)) t->sender.multicast = (struct ln_tx){0};
     __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
-    lossynet_agenda_all(t);
-    lossynet_progress_leave(t);
+    ln_agenda_all(t);
+    ln_progress_leave(t);
 }
 
-void lossynet_transport_wake(struct lossynet_transport *t) {
+void ln_transport_wake(struct ln_transport *t) {
     __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
     if (t->threads.threaded) t->link->wake(t->link);
 }
 
 /* ---- end ---- */
 
-static lossynet_status await(struct lossynet_transport *t, lossynet_phase phase,
-                             bool (*over)(struct lossynet_transport *, int), int argument) {
-    struct lossynet_phase_state *state = &t->phase[phase];
-    double start = lossynet_now();
+static lossynet_status await(struct ln_transport *t, lossynet_phase phase,
+                             bool (*over)(struct ln_transport *, int), int argument) {
+    struct ln_phase_state *state = &t->phase[phase];
+    double start = ln_now();
     state->awaited = state->reached = true;
-    lossynet_agenda_all(t); /* we need something of the peers, ... */
-    lossynet_status status = lossynet_progress_until(t, over, argument);
+    ln_agenda_all(t); /* we need something of the peers, ... */
+    lossynet_status status = ln_progress_until(t, over, argument);
     state->awaited = false;
-    lossynet_agenda_all(t); /* ... and now we do not any more */
-    double seconds = lossynet_now() - start;
+    ln_agenda_all(t); /* ... and now we do not any more */
+    double seconds = ln_now() - start;
     state->seconds += state->seconds > 0 ? 0.25 * (seconds - state->seconds) : seconds;
     return status;
 }
 
 /* Waits until the link no longer reads payloads in place. Then the caller may change its
  * vectors. */
-static void settle(struct lossynet_transport *t) {
+static void settle(struct ln_transport *t) {
     if (t->link->settle) t->link->settle(t->link);
 }
 
-static bool phase_is_over(struct lossynet_transport *t, int phase) {
-    return lossynet_recv_phase_is_over(t, phase) && lossynet_send_all_left(t, phase);
+static bool phase_is_over(struct ln_transport *t, int phase) {
+    return ln_recv_phase_is_over(t, phase) && ln_send_all_left(t, phase);
 }
 
-lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_phase phase) {
-    struct lossynet_phase_state *state = &t->phase[phase];
-    lossynet_progress_enter(t);
+lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase) {
+    struct ln_phase_state *state = &t->phase[phase];
+    ln_progress_enter(t);
     lossynet_status status = await(t, phase, phase_is_over, phase);
     settle(t);
-    if (phase == LOSSYNET_GRADIENT && lossynet_deadline_is_first(t)) lossynet_deadline_learn(t);
+    if (phase == LOSSYNET_GRADIENT && ln_deadline_is_first(t)) ln_deadline_learn(t);
     state->closed = state->opened;
-    state->closed_at = lossynet_now();
+    state->closed_at = ln_now();
     t->receiver.grace = fmax(GRACE_MIN, 0.98 * t->receiver.grace);
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return status;
 }
 
 /* Lets one caller in at a time. Callers that wait for the same bucket then find it over. */
-lossynet_status lossynet_transport_wait_bucket(struct lossynet_transport *t, lossynet_phase phase,
-                                               int bucket) {
+lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
     lossynet_status status = LOSSYNET_OK;
     pthread_mutex_lock(&t->threads.caller);
-    if (!lossynet_transport_bucket_is_over(t, phase, bucket)) {
-        lossynet_progress_enter(t);
-        status = await(t, phase,
-                       phase == LOSSYNET_GRADIENT ? lossynet_recv_gradient_is_over
-                                                  : lossynet_recv_parameter_is_over,
-                       bucket);
+    if (!ln_transport_bucket_is_over(t, phase, bucket)) {
+        ln_progress_enter(t);
+        status =
+            await(t, phase,
+                  phase == LOSSYNET_GRADIENT ? ln_recv_gradient_is_over : ln_recv_parameter_is_over,
+                  bucket);
         __atomic_store_n(&t->phase[phase].buckets.over[bucket], 1, __ATOMIC_RELEASE);
-        lossynet_progress_leave(t);
+        ln_progress_leave(t);
     }
     pthread_mutex_unlock(&t->threads.caller);
     return status;
 }
 
-bool lossynet_transport_close_bucket(struct lossynet_transport *t, lossynet_phase phase,
-                                     int bucket) {
+bool ln_transport_close_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
     uint8_t *over = &t->phase[phase].buckets.over[bucket];
     pthread_mutex_lock(&t->threads.caller);
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     const bool is_over =
-        !t->failed && (phase == LOSSYNET_GRADIENT ? lossynet_recv_gradient_is_over(t, bucket)
-                                                  : lossynet_recv_parameter_is_over(t, bucket));
+        !t->failed && (phase == LOSSYNET_GRADIENT ? ln_recv_gradient_is_over(t, bucket)
+                                                  : ln_recv_parameter_is_over(t, bucket));
     if (is_over) __atomic_store_n(over, 1, __ATOMIC_RELEASE);
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     pthread_mutex_unlock(&t->threads.caller);
     return is_over;
 }
 
-bool lossynet_transport_bucket_is_over(const struct lossynet_transport *t, lossynet_phase phase,
-                                       int bucket) {
+bool ln_transport_bucket_is_over(const struct ln_transport *t, lossynet_phase phase, int bucket) {
     return __atomic_load_n(&t->phase[phase].buckets.over[bucket], __ATOMIC_ACQUIRE);
 }
 
-lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_phase phase) {
-    lossynet_progress_enter(t);
-    lossynet_status status = lossynet_progress_until(t, lossynet_send_all_left, phase);
+lossynet_status ln_transport_drain(struct ln_transport *t, lossynet_phase phase) {
+    ln_progress_enter(t);
+    lossynet_status status = ln_progress_until(t, ln_send_all_left, phase);
     settle(t);
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return status;
 }
 
-bool lossynet_transport_turn(struct lossynet_transport *t) {
+bool ln_transport_turn(struct ln_transport *t) {
     if (t->threads.threaded) return false;
     if (pthread_mutex_trylock(&t->threads.caller) == 0) { /* else another caller runs the loop */
-        const struct lossynet_log_target *before = lossynet_log_use(&t->threads.log);
-        if (!t->failed) lossynet_progress_turn(t);
-        lossynet_log_use(before);
+        const struct ln_log_target *before = ln_log_use(&t->threads.log);
+        if (!t->failed) ln_progress_turn(t);
+        ln_log_use(before);
         pthread_mutex_unlock(&t->threads.caller);
     }
     return true;
@@ -168,52 +165,50 @@ bool lossynet_transport_turn(struct lossynet_transport *t) {
 
 /* ---- messages ---- */
 
-static lossynet_status exchange(struct lossynet_transport *t, int which, const uint8_t *out,
+static lossynet_status exchange(struct ln_transport *t, int which, const uint8_t *out,
                                 const size_t *out_offset, bool same, uint8_t *in,
                                 const size_t *in_offset, uint8_t *came) {
-    lossynet_progress_enter(t);
-    lossynet_status status = lossynet_progress_until(t, lossynet_message_settled, which);
-    lossynet_message_begin(t, which, out, out_offset, same, in, in_offset);
-    if (!status) status = lossynet_progress_until(t, lossynet_message_exchanged, which);
-    if (!status) lossynet_progress_push(t, lossynet_now()); /* our last acknowledgements */
+    ln_progress_enter(t);
+    lossynet_status status = ln_progress_until(t, ln_message_settled, which);
+    ln_message_begin(t, which, out, out_offset, same, in, in_offset);
+    if (!status) status = ln_progress_until(t, ln_message_exchanged, which);
+    if (!status) ln_progress_push(t, ln_now()); /* our last acknowledgements */
     t->gathers[which].open = !status && t->gathers[which].keeps;
-    lossynet_agenda_all(t);
+    ln_agenda_all(t);
     for (int r = 0; came && r < t->world.ranks; r++) {
-        const struct lossynet_message *m = &t->peers[r].message[which];
+        const struct ln_message *m = &t->peers[r].message[which];
         came[r] = r == t->world.rank || m->got_before == m->expects;
     }
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return status;
 }
 
-lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void *out,
-                                        const size_t *out_offset, void *in,
-                                        const size_t *in_offset) {
+lossynet_status ln_transport_swap(struct ln_transport *t, const void *out, const size_t *out_offset,
+                                  void *in, const size_t *in_offset) {
     return exchange(t, LOSSYNET_GATHER, out, out_offset, false, in, in_offset, NULL);
 }
 
-lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
-                                          const size_t *offset) {
+lossynet_status ln_transport_gather(struct ln_transport *t, void *data, const size_t *offset) {
     return exchange(t, LOSSYNET_GATHER, data, offset, true, data, offset, NULL);
 }
 
-lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
-                                         const size_t *offset, uint8_t *came) {
+lossynet_status ln_transport_pulse(struct ln_transport *t, void *data, const size_t *offset,
+                                   uint8_t *came) {
     return exchange(t, LOSSYNET_PULSE, data, offset, true, data, offset, came);
 }
 
-lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, const void *out,
-                                              const size_t *out_offset, void *in,
-                                              const size_t *in_offset, uint8_t *came) {
+lossynet_status ln_transport_swap_pulse(struct ln_transport *t, const void *out,
+                                        const size_t *out_offset, void *in, const size_t *in_offset,
+                                        uint8_t *came) {
     return exchange(t, LOSSYNET_PULSE, out, out_offset, false, in, in_offset, came);
 }
 
-bool lossynet_transport_is_called(struct lossynet_transport *t) {
+bool ln_transport_is_called(struct ln_transport *t) {
     const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
     bool called = false;
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++)
         called |= (int32_t)(t->peers[r].control.gathers - begun) > 0;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return called;
 }

@@ -30,7 +30,7 @@ enum { WINDOW_MOST = 1024, ANSWERS = 8 /* per window */ };
 
 struct probe {
     struct lossynet_world world;
-    struct lossynet_link *link;
+    struct ln_link *link;
     lossynet_share share;
     void *share_context;
     uint64_t run;
@@ -77,7 +77,7 @@ static int partner(int at, int round, int ranks, int each) {
 /* ---- datagrams ---- */
 
 static lossynet_status put(struct probe *p, int peer, int kind, uint32_t first, int count) {
-    struct lossynet_datagram batch[LOSSYNET_BATCH];
+    struct ln_datagram batch[LOSSYNET_BATCH];
     for (int i = 0; i < count; i++) {
         const struct wire_header h = {.magic = WIRE_MAGIC,
                                       .version = WIRE_VERSION,
@@ -96,7 +96,7 @@ static lossynet_status put(struct probe *p, int peer, int kind, uint32_t first, 
     return p->link->send(p->link, peer, batch, count);
 }
 
-static void take(struct probe *p, const struct lossynet_arrival *a, double now) {
+static void take(struct probe *p, const struct ln_arrival *a, double now) {
     struct wire_header h;
     if (a->count < WIRE_HEADER_BYTES) return;
     wire_decode(&h, a->bytes, a->count);
@@ -122,9 +122,9 @@ static void take(struct probe *p, const struct lossynet_arrival *a, double now) 
 
 /* Takes the datagrams that have come, and answers when that is due. Returns how many came. */
 static int receive(struct probe *p, lossynet_status *status) {
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
     const int n = p->link->receive(p->link, arrivals);
-    const double now = lossynet_now(), since = now - p->said;
+    const double now = ln_now(), since = now - p->said;
     for (int i = 0; i < n; i++) take(p, &arrivals[i], now);
     if ((int)p->unsaid >= p->window / ANSWERS || (p->unsaid && since > ANSWER) ||
         (p->next && since > REPEAT && !p->link->features.reliable)) {
@@ -151,11 +151,11 @@ static bool may_send(struct probe *p, double now) {
 }
 
 static lossynet_status send_and_receive(struct probe *p, double seconds) {
-    const double start = lossynet_now();
+    const double start = ln_now();
     lossynet_status status = LOSSYNET_OK;
     p->end = start + seconds;
     p->moved = p->due = start;
-    for (double now = start; now < p->end && !status; now = lossynet_now()) {
+    for (double now = start; now < p->end && !status; now = ln_now()) {
         int moved = receive(p, &status);
         if (!status && may_send(p, now)) {
             status = put(p, p->to, 0, p->sent, p->batch);
@@ -171,12 +171,12 @@ static lossynet_status send_and_receive(struct probe *p, double seconds) {
 
 /* Receives the datagrams that are still on their way. */
 static lossynet_status drain(struct probe *p) {
-    const double start = lossynet_now();
+    const double start = ln_now();
     lossynet_status status = LOSSYNET_OK;
     double now = start, last = start;
     while (now < last + QUIET && now < start + QUIET_MOST && !status) {
         const int n = receive(p, &status);
-        now = lossynet_now();
+        now = ln_now();
         if (n) last = now;
         if (!n) p->link->wait(p->link, ANSWER);
     }
@@ -191,7 +191,7 @@ struct told { /* of one rank, by peer */
 static lossynet_status all_rounds(struct probe *p, const int *node, double seconds,
                                   struct told *mine) {
     const int ranks = p->world.ranks;
-    int *order = lossynet_memory_take((size_t)ranks, sizeof *order), each, at = 0;
+    int *order = ln_memory_take((size_t)ranks, sizeof *order), each, at = 0;
     lossynet_status status = LOSSYNET_OK;
     if (!order) return LOSSYNET_NO_MEMORY;
     order_ranks(node, ranks, order, &each);
@@ -203,7 +203,7 @@ static lossynet_status all_rounds(struct probe *p, const int *node, double secon
         p->arrived = p->bytes = 0;
         p->open = p->batch;
         p->first = p->last = 0;
-        p->said = lossynet_now();
+        p->said = ln_now();
         status = meet(p);
         if (!status) status = send_and_receive(p, seconds);
         if (!status) status = meet(p);
@@ -222,13 +222,13 @@ static lossynet_status all_rounds(struct probe *p, const int *node, double secon
 static lossynet_status over_link(struct probe *p, const int *node, double seconds,
                                  struct lossynet_path *out) {
     const size_t ranks = (size_t)p->world.ranks, rank = (size_t)p->world.rank;
-    struct told *told = lossynet_memory_take(ranks * ranks, sizeof *told);
+    struct told *told = ln_memory_take(ranks * ranks, sizeof *told);
     lossynet_status status = LOSSYNET_NO_MEMORY;
-    p->payload = lossynet_memory_take(p->payload_bytes, 1);
-    p->meeting = lossynet_memory_take(ranks, 1);
+    p->payload = ln_memory_take(p->payload_bytes, 1);
+    p->meeting = ln_memory_take(ranks, 1);
     if (!told || !p->payload || !p->meeting) goto release;
     for (size_t i = 0; i < p->payload_bytes; i++)
-        p->payload[i] = (uint8_t)lossynet_mix(i); /* like gradients, it cannot be compressed */
+        p->payload[i] = (uint8_t)ln_mix(i); /* like gradients, it cannot be compressed */
     status = all_rounds(p, node, seconds, told + rank * ranks);
     if (!status) status = p->share(p->share_context, &p->world, told, ranks * sizeof *told);
     for (size_t s = 0; s < ranks; s++)
@@ -238,7 +238,7 @@ static lossynet_status over_link(struct probe *p, const int *node, double second
                                                         .gbps = told[r * ranks + s].gbps};
 release:
     if (status == LOSSYNET_NO_MEMORY)
-        lossynet_log("rank %d: no memory to test the paths of %zu ranks", p->world.rank, ranks);
+        ln_log("rank %d: no memory to test the paths of %zu ranks", p->world.rank, ranks);
     free(p->meeting);
     free(p->payload);
     free(told);
@@ -246,29 +246,29 @@ release:
 }
 
 static lossynet_status common_run(struct probe *p) {
-    uint64_t *run = lossynet_memory_take((size_t)p->world.ranks, sizeof *run);
+    uint64_t *run = ln_memory_take((size_t)p->world.ranks, sizeof *run);
     if (!run) return LOSSYNET_NO_MEMORY;
-    run[p->world.rank] = lossynet_random();
+    run[p->world.rank] = ln_random();
     lossynet_status status = p->share(p->share_context, &p->world, run, sizeof *run);
     p->run = run[0];
     free(run);
     return status;
 }
 
-lossynet_status lossynet_transport_probe(const struct lossynet_transport_settings *settings,
-                                         lossynet_link_open link_open, lossynet_share share,
-                                         void *share_context, const int *node, double seconds,
-                                         struct lossynet_path *out, const char **link_name) {
+lossynet_status ln_transport_probe(const struct ln_transport_settings *settings,
+                                   ln_link_open link_open, lossynet_share share,
+                                   void *share_context, const int *node, double seconds,
+                                   struct lossynet_path *out, const char **link_name) {
     const struct lossynet_world *world = &settings->world;
     struct probe p = {.world = *world, .share = share, .share_context = share_context};
     lossynet_status status = common_run(&p);
     if (status) return status;
-    const struct lossynet_link_settings link = {.world = *world,
-                                                .share = share,
-                                                .share_context = share_context,
-                                                .run = p.run,
-                                                .payload_bytes = settings->packet_bytes,
-                                                .interface = settings->network.interface};
+    const struct ln_link_settings link = {.world = *world,
+                                          .share = share,
+                                          .share_context = share_context,
+                                          .run = p.run,
+                                          .payload_bytes = settings->packet_bytes,
+                                          .interface = settings->network.interface};
     status = link_open(&link, &p.link);
     if (status) return status;
     *link_name = p.link->name;

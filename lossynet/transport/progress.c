@@ -33,8 +33,8 @@ static const double LEFT = 0.1;    /* and all that a peer sent before it left ha
 /* Notes how far the queue was read. What came before `marked` has been read when the queue is
  * empty, or when as many datagrams were read since then as it holds. So a flood that keeps the queue
  * full does not hide that a peer is silent. */
-static void note_read(struct lossynet_transport *t, int n) {
-    struct lossynet_receiver *r = &t->receiver;
+static void note_read(struct ln_transport *t, int n) {
+    struct ln_receiver *r = &t->receiver;
     const int most = QUEUE_MOST * t->link->features.receive_queue;
     r->read += n;
     if (n > 0 && r->read < most) return;
@@ -45,152 +45,152 @@ static void note_read(struct lossynet_transport *t, int n) {
 
 /* Notes that this rank was stopped itself (a debugger, a suspended host). Then the others may have
  * been stopped with it, and their silence begins anew. */
-static void note_return(struct lossynet_transport *t) {
+static void note_return(struct ln_transport *t) {
     if (t->receiver.now > t->receiver.next_turn + AWAY * t->session.peer_timeout)
         t->receiver.back = t->receiver.now;
     t->receiver.next_turn = t->receiver.now;
 }
 
 /* Handles the datagrams that have come. Returns whether there were any. */
-static bool receive(struct lossynet_transport *t) {
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+static bool receive(struct ln_transport *t) {
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
     bool any = false;
     for (int turn = 0; turn < TURNS; turn++) {
-        t->receiver.now = lossynet_now();
+        t->receiver.now = ln_now();
         if (turn == 0) note_return(t);
         int n = t->link->receive(t->link, arrivals);
         note_read(t, n);
         if (n > 0) t->receiver.news = t->receiver.now;
         for (int i = 0; i < n; i++)
-            lossynet_dispatch(t, arrivals[i].peer, arrivals[i].bytes, arrivals[i].count);
+            ln_dispatch(t, arrivals[i].peer, arrivals[i].bytes, arrivals[i].count);
         any |= n > 0;
         if (n == 0) break;
     }
     for (int peer; t->link->refused && (peer = t->link->refused(t->link)) >= 0;) {
         t->peers[peer].live.refused = t->receiver.now;
-        lossynet_agenda_soon(t, peer);
+        ln_agenda_soon(t, peer);
     }
     return any;
 }
 
-void lossynet_progress_push(struct lossynet_transport *t, double now) {
+void ln_progress_push(struct ln_transport *t, double now) {
     for (int distance = 1; distance < t->world.ranks; distance++) {
         int r = (t->world.rank + distance) % t->world.ranks;
-        lossynet_message_push(t, r, now);
-        lossynet_control_push(t, r, now);
+        ln_message_push(t, r, now);
+        ln_control_push(t, r, now);
     }
 }
 
-static bool needs(const struct lossynet_transport *t, int peer) {
-    const struct lossynet_peer *p = &t->peers[peer];
-    return p->flow.blocked || p->lateness.late || lossynet_recv_awaits(t, peer) ||
-           lossynet_message_awaits(t, peer);
+static bool needs(const struct ln_transport *t, int peer) {
+    const struct ln_peer *p = &t->peers[peer];
+    return p->flow.blocked || p->lateness.late || ln_recv_awaits(t, peer) ||
+           ln_message_awaits(t, peer);
 }
 
 /* While one peer is suspected, we ask all peers for a sign of life: if this rank gives up, it must
  * know which ranks it cannot reach. We also go on to measure the peer's silence then, even if a
  * phase has ended without it. */
-bool lossynet_progress_expects(const struct lossynet_transport *t, int peer) {
+bool ln_progress_expects(const struct ln_transport *t, int peer) {
     return t->receiver.suspects > 0 || needs(t, peer);
 }
 
-static void suspect(struct lossynet_transport *t, struct lossynet_liveness *live, bool silent) {
+static void suspect(struct ln_transport *t, struct ln_liveness *live, bool silent) {
     if (silent == live->suspected) return;
     live->suspected = silent;
     t->receiver.suspects += silent ? 1 : -1;
-    if (silent && t->receiver.suspects == 1) lossynet_agenda_all(t);
+    if (silent && t->receiver.suspects == 1) ln_agenda_all(t);
 }
 
 /* Makes the transport fail if a peer that this rank needs is dead. */
-static void judge(struct lossynet_transport *t, int peer, double silence) {
-    const struct lossynet_liveness *live = &t->peers[peer].live;
-    const bool refused = silence > REFUSED && lossynet_timer_is_refused(t, peer);
+static void judge(struct ln_transport *t, int peer, double silence) {
+    const struct ln_liveness *live = &t->peers[peer].live;
+    const bool refused = silence > REFUSED && ln_timer_is_refused(t, peer);
     const bool leaves = live->leaving > 0 && (silence > ABORTED || refused);
     if (leaves || (live->left && silence > LEFT))
-        lossynet_session_fail(t, peer, "has left the run");
+        ln_session_fail(t, peer, "has left the run");
     else if (live->aborted > 0 && silence > ABORTED)
-        lossynet_session_fail(t, peer, "has failed");
+        ln_session_fail(t, peer, "has failed");
     else if (refused)
-        lossynet_session_fail(t, peer, "has ended: its host refuses datagrams for it");
+        ln_session_fail(t, peer, "has ended: its host refuses datagrams for it");
     else if (silence > t->session.peer_timeout)
-        lossynet_session_fail(t, peer,
-                              "was not heard for %.1f s: expected an answer within %g s "
-                              "(peer time-out)",
-                              silence, t->session.peer_timeout);
-    else if (lossynet_message_owed(t, peer) > OWING * t->session.peer_timeout)
-        lossynet_session_fail(t, peer,
-                              "answers, but sends nothing of a message that it owes: expected the "
-                              "rest of it within %g s",
-                              OWING * t->session.peer_timeout);
+        ln_session_fail(t, peer,
+                        "was not heard for %.1f s: expected an answer within %g s "
+                        "(peer time-out)",
+                        silence, t->session.peer_timeout);
+    else if (ln_message_owed(t, peer) > OWING * t->session.peer_timeout)
+        ln_session_fail(t, peer,
+                        "answers, but sends nothing of a message that it owes: expected the "
+                        "rest of it within %g s",
+                        OWING * t->session.peer_timeout);
 }
 
 /* Asks a peer for a sign of life, or for what lets us send. Returns when to ask again. */
-static double ask(struct lossynet_transport *t, int peer, double now) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_liveness *live = &p->live;
+static double ask(struct ln_transport *t, int peer, double now) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_liveness *live = &p->live;
     const bool needed = needs(t, peer), blocked = p->flow.blocked;
-    const double silence = lossynet_timer_unanswered(t, peer);
+    const double silence = ln_timer_unanswered(t, peer);
     const bool gone = live->leaving > 0 || live->aborted > 0;
     suspect(t, live,
             !gone && (needed || live->suspected) && silence > SUSPECTED * t->session.peer_timeout);
     if (needed) judge(t, peer, silence);
     /* The peer repeats what was lost on its way to us, except for what lets us send. So we ask
      * sooner when we are blocked. */
-    double pause = blocked ? lossynet_timer_first(p) : lossynet_timer_longest(p);
+    double pause = blocked ? ln_timer_first(p) : ln_timer_longest(p);
     if (!needed) pause = fmax(pause, SUSPECTED_PAUSE * t->session.peer_timeout);
     bool moves = blocked && now - p->flow.credited < pause;
     if (moves || blocked != live->probe_sends)
-        live->probe = (struct lossynet_timer){.since = moves ? p->flow.credited + pause : now,
-                                              .pause = pause};
-    else if (lossynet_timer_is_due(t, p, &live->probe, now))
-        lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, 0);
+        live->probe =
+            (struct ln_timer){.since = moves ? p->flow.credited + pause : now, .pause = pause};
+    else if (ln_timer_is_due(t, p, &live->probe, now))
+        ln_control_send(t, peer, WIRE_PROBE, 0, 0, 0);
     live->probe_sends = blocked;
-    return lossynet_timer_due(t, &live->probe, now);
+    return ln_timer_due(t, &live->probe, now);
 }
 
 /* Notes whether we need something of a peer, and asks it if so. Returns when to look again. */
-static double watch(struct lossynet_transport *t, int peer, double now) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_liveness *live = &p->live;
+static double watch(struct ln_transport *t, int peer, double now) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_liveness *live = &p->live;
     const bool needed = needs(t, peer), first = needed && live->expected == 0;
     if (!needed) live->expected = 0;
     if (first) live->expected = now;
-    if (!lossynet_progress_expects(t, peer)) {
+    if (!ln_progress_expects(t, peer)) {
         live->asked = 0;
         return HUGE_VAL;
     }
     if (first || live->asked == 0) live->probe_sends = !p->flow.blocked;
     if (live->asked == 0) live->asked = now;
-    if (p->lateness.late) lossynet_deadline_tell(t, peer);
+    if (p->lateness.late) ln_deadline_tell(t, peer);
     if (t->link->features.reliable || t->threads.closing) return HUGE_VAL;
     return fmin(now + LOOK, ask(t, peer, now));
 }
 
 /* Looks at the peers that are due. */
-static void look(struct lossynet_transport *t, double now) {
-    for (int peer; (peer = lossynet_agenda_next(t, now)) >= 0;) {
-        double due = lossynet_recv_check(t, peer);
-        due = fmin(due, lossynet_message_push(t, peer, now));
-        due = fmin(due, lossynet_control_push(t, peer, now));
+static void look(struct ln_transport *t, double now) {
+    for (int peer; (peer = ln_agenda_next(t, now)) >= 0;) {
+        double due = ln_recv_check(t, peer);
+        due = fmin(due, ln_message_push(t, peer, now));
+        due = fmin(due, ln_control_push(t, peer, now));
         due = fmin(due, watch(t, peer, now));
-        due = fmin(due, lossynet_path_push(t, peer, now));
-        lossynet_agenda_count(t, peer);
-        lossynet_agenda_set(t, peer, fmax(due, now + LOOK_LEAST));
+        due = fmin(due, ln_path_push(t, peer, now));
+        ln_agenda_count(t, peer);
+        ln_agenda_set(t, peer, fmax(due, now + LOOK_LEAST));
     }
 }
 
-double lossynet_progress_turn(struct lossynet_transport *t) {
+double ln_progress_turn(struct ln_transport *t) {
     double wait = IDLE;
     bool any = receive(t);
-    double now = lossynet_now();
+    double now = ln_now();
     look(t, now);
-    for (int kind = 0; kind < 2; kind++) lossynet_deadline_check(t, kind);
-    any |= lossynet_send_push(t, &wait);
+    for (int kind = 0; kind < 2; kind++) ln_deadline_check(t, kind);
+    any |= ln_send_push(t, &wait);
     if (any) return 0;
-    wait = fmin(wait, fmax(0, fmin(lossynet_agenda_due(t), lossynet_deadline_due(t, now)) - now));
-    if (t->agenda.count[LOSSYNET_EXPECTED] > 0 || lossynet_control_busy(t)) {
+    wait = fmin(wait, fmax(0, fmin(ln_agenda_due(t), ln_deadline_due(t, now)) - now));
+    if (t->agenda.count[LOSSYNET_EXPECTED] > 0 || ln_control_busy(t)) {
         const double quiet = TICK_SHARE * (now - t->receiver.news);
-        wait = fmin(wait, fmin(TICK_MAX, fmax(TICK * lossynet_timer_slowness(t), quiet)));
+        wait = fmin(wait, fmin(TICK_MAX, fmax(TICK * ln_timer_slowness(t), quiet)));
     }
     t->receiver.next_turn = now + wait;
     return wait;
@@ -198,30 +198,29 @@ double lossynet_progress_turn(struct lossynet_transport *t) {
 
 /* ---- threads ---- */
 
-void lossynet_progress_enter(struct lossynet_transport *t) {
-    struct lossynet_threads *threads = &t->threads;
+void ln_progress_enter(struct ln_transport *t) {
+    struct ln_threads *threads = &t->threads;
     if (threads->threaded) {
         __atomic_add_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
         t->link->wake(t->link);
         pthread_mutex_lock(&threads->lock);
     }
-    threads->log_before = lossynet_log_use(&threads->log);
+    threads->log_before = ln_log_use(&threads->log);
 }
 
-void lossynet_progress_leave(struct lossynet_transport *t) {
-    struct lossynet_threads *threads = &t->threads;
-    lossynet_log_use(threads->log_before);
+void ln_progress_leave(struct ln_transport *t) {
+    struct ln_threads *threads = &t->threads;
+    ln_log_use(threads->log_before);
     if (!threads->threaded) return;
     __atomic_sub_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
     pthread_cond_signal(&threads->handed_back);
     pthread_mutex_unlock(&threads->lock);
 }
 
-lossynet_status lossynet_progress_until(struct lossynet_transport *t,
-                                        bool (*over)(struct lossynet_transport *, int),
-                                        int argument) {
+lossynet_status ln_progress_until(struct ln_transport *t, bool (*over)(struct ln_transport *, int),
+                                  int argument) {
     while (!t->failed && !over(t, argument)) {
-        double wait = lossynet_progress_turn(t);
+        double wait = ln_progress_turn(t);
         if (wait > 0 && !t->failed && !over(t, argument)) t->link->wait(t->link, wait);
     }
     return t->failed;
@@ -230,16 +229,16 @@ lossynet_status lossynet_progress_until(struct lossynet_transport *t,
 /* Runs the transport's own thread. It holds the lock except when a caller wants it. After a failure
  * it goes on, so that peers are still answered; the next caller gets the error. */
 static void *run(void *argument) {
-    struct lossynet_transport *t = argument;
-    struct lossynet_threads *threads = &t->threads;
-    lossynet_log_use(&threads->log);
+    struct ln_transport *t = argument;
+    struct ln_threads *threads = &t->threads;
+    ln_log_use(&threads->log);
     pthread_mutex_lock(&threads->lock);
     while (!threads->stop) {
         if (__atomic_load_n(&threads->wanted, __ATOMIC_SEQ_CST) > 0) {
             pthread_cond_wait(&threads->handed_back, &threads->lock);
             continue;
         }
-        double wait = lossynet_progress_turn(t);
+        double wait = ln_progress_turn(t);
         if (wait > 0 && __atomic_load_n(&threads->wanted, __ATOMIC_SEQ_CST) == 0)
             t->link->wait(t->link, wait);
     }
@@ -247,8 +246,8 @@ static void *run(void *argument) {
     return NULL;
 }
 
-lossynet_status lossynet_progress_start(struct lossynet_transport *t) {
-    struct lossynet_threads *threads = &t->threads;
+lossynet_status ln_progress_start(struct ln_transport *t) {
+    struct ln_threads *threads = &t->threads;
     if (t->link->features.reliable) return LOSSYNET_OK;
     sigset_t all, before;
     sigfillset(&all);
@@ -256,56 +255,56 @@ lossynet_status lossynet_progress_start(struct lossynet_transport *t) {
     threads->threaded = pthread_create(&threads->thread, NULL, run, t) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (threads->threaded) return LOSSYNET_OK;
-    lossynet_log("rank %d: no thread for the exchange with peers", t->world.rank);
+    ln_log("rank %d: no thread for the exchange with peers", t->world.rank);
     return LOSSYNET_LINK;
 }
 
 /* ---- leaving ---- */
 
-static bool all_know(struct lossynet_transport *t, int unused) {
+static bool all_know(struct ln_transport *t, int unused) {
     (void)unused;
     bool all = true;
     for (int r = 0; r < t->world.ranks; r++) all &= r == t->world.rank || t->peers[r].live.knows;
-    return all || lossynet_now() > t->threads.closing_since + LEAVING;
+    return all || ln_now() > t->threads.closing_since + LEAVING;
 }
 
 /* Tells the peers that we leave, and waits until they know it. Until then we answer them, since
  * they may lack our last answers. After a failure we send ABORT and do not wait. */
-static void say_leave(struct lossynet_transport *t) {
+static void say_leave(struct ln_transport *t) {
     const lossynet_status failed = t->failed;
     const int type = failed ? WIRE_ABORT : WIRE_LEAVE;
     t->failed = LOSSYNET_OK;
     t->threads.closing = true;
-    t->threads.closing_since = lossynet_now();
+    t->threads.closing_since = ln_now();
     for (int kind = 0; kind < 2; kind++) t->phase[kind].awaited = false;
     t->gathers[LOSSYNET_GATHER].open = t->gathers[LOSSYNET_PULSE].open = false;
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_peer *p = &t->peers[r];
+        struct ln_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
-        p->message[LOSSYNET_GATHER].repeat = lossynet_timer_at_once();
+        p->message[LOSSYNET_GATHER].repeat = ln_timer_at_once();
         for (int kind = 0; kind < 2; kind++)
             p->tx[kind].complete = true, p->tx[kind].done_waits &= !failed;
-        if (failed) lossynet_control_send(t, r, type, 0, 0, 0), p->live.knows = true;
+        if (failed) ln_control_send(t, r, type, 0, 0, 0), p->live.knows = true;
     }
     t->sender.multicast.complete = true;
-    lossynet_agenda_all(t);
-    if (!failed) lossynet_progress_until(t, all_know, 0);
+    ln_agenda_all(t);
+    if (!failed) ln_progress_until(t, all_know, 0);
     /* Peers that left before us may not have heard that we know it. They stop waiting after
      * LEAVING. */
     for (int r = 0; r < t->world.ranks; r++)
-        if (r != t->world.rank) lossynet_control_send(t, r, failed ? type : WIRE_LEFT, 0, 0, 0);
+        if (r != t->world.rank) ln_control_send(t, r, failed ? type : WIRE_LEFT, 0, 0, 0);
     t->failed = failed;
 }
 
-void lossynet_progress_stop(struct lossynet_transport *t) {
+void ln_progress_stop(struct ln_transport *t) {
     if (!t->threads.threaded) return;
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     const lossynet_status failed = t->failed;
-    lossynet_progress_until(t, lossynet_message_settled, LOSSYNET_GATHER);
+    ln_progress_until(t, ln_message_settled, LOSSYNET_GATHER);
     t->failed = failed; /* a peer that fails from now on does not matter */
     say_leave(t);
     t->threads.stop = true;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     t->link->wake(t->link);
     pthread_join(t->threads.thread, NULL);
     t->threads.threaded = false;

@@ -68,9 +68,9 @@ static const double GRACE_MAX = 0.02;
  * more. But at least REPETITIONS_LEAST repetitions fit into peer_timeout. */
 enum { CROWD = 4, REPETITIONS_LEAST = 8 };
 
-struct lossynet_rejected { /* datagrams dropped on receipt, by the first error found */
-    uint64_t truncated;    /* shorter than the header */
-    uint64_t foreign;      /* wrong magic or session, or from a stranger */
+struct ln_rejected {    /* datagrams dropped on receipt, by the first error found */
+    uint64_t truncated; /* shorter than the header */
+    uint64_t foreign;   /* wrong magic or session, or from a stranger */
     uint64_t version;
     uint64_t corrupt;    /* wrong checksum or authentication tag */
     uint64_t invalid;    /* a type, worker, bucket, packet or length that does not exist */
@@ -79,7 +79,7 @@ struct lossynet_rejected { /* datagrams dropped on receipt, by the first error f
     uint64_t not_finite; /* NaN or infinity, over links that lose datagrams */
 };
 
-struct lossynet_pacing {
+struct ln_pacing {
     double rate, most;            /* bytes per second; 0: no limit */
     double burst, tokens, filled; /* token bucket in bytes; when it was last filled */
     int batch;                    /* most datagrams that leave at once */
@@ -91,34 +91,34 @@ struct lossynet_pacing {
     double risen; /* when `rise` last changed */
 };
 
-struct lossynet_buckets { /* what arrived of the present phase of a kind */
-    uint32_t *missing;    /* [B][N]: packets for local workers that have not come */
-    double *passed;       /* [B][N]: when a later bucket of that sender began to come; 0: not yet */
-    int *reached;         /* [N]: latest bucket seen, in the phase's order */
-    int *checked;         /* [B]: no more will come from senders 0 ... checked - 1 */
-    uint8_t *over;        /* [B]; the caller has closed the bucket; atomic */
+struct ln_buckets {    /* what arrived of the present phase of a kind */
+    uint32_t *missing; /* [B][N]: packets for local workers that have not come */
+    double *passed;    /* [B][N]: when a later bucket of that sender began to come; 0: not yet */
+    int *reached;      /* [N]: latest bucket seen, in the phase's order */
+    int *checked;      /* [B]: no more will come from senders 0 ... checked - 1 */
+    uint8_t *over;     /* [B]; the caller has closed the bucket; atomic */
 };
 
-struct lossynet_phase_state { /* our phases of a kind */
-    uint32_t begun;           /* phases begun for sending; the present one is begun - 1 */
-    uint32_t opened;          /* phases opened for receiving */
-    uint32_t closed;          /* phases that have ended */
-    bool awaited;             /* the caller waits for the phase or one of its buckets */
-    bool reached;             /* the caller has waited so at least once in this phase */
-    double half;              /* when half of the ranks were done with it; 0: not yet */
+struct ln_phase_state { /* our phases of a kind */
+    uint32_t begun;     /* phases begun for sending; the present one is begun - 1 */
+    uint32_t opened;    /* phases opened for receiving */
+    uint32_t closed;    /* phases that have ended */
+    bool awaited;       /* the caller waits for the phase or one of its buckets */
+    bool reached;       /* the caller has waited so at least once in this phase */
+    double half;        /* when half of the ranks were done with it; 0: not yet */
     double closed_at;
     double seconds; /* how long the caller waits, a moving average */
-    struct lossynet_buckets buckets;
+    struct ln_buckets buckets;
 };
 
-struct lossynet_session { /* what all datagrams of a run have in common */
+struct ln_session { /* what all datagrams of a run have in common */
     uint64_t id;
-    struct lossynet_secure *secure; /* NULL: not encrypted */
-    uint8_t *sealed;                /* [LOSSYNET_BATCH][payload_most], with secure */
-    uint8_t *padding;               /* [payload_most], for PROBEs of full size */
-    size_t payload_most;            /* bytes, with the trailer of an encrypted datagram */
-    size_t fragment_bytes;          /* bytes of a message that fit one datagram */
-    bool two_classes;               /* DATA has a traffic class of its own */
+    struct ln_secure *secure; /* NULL: not encrypted */
+    uint8_t *sealed;          /* [LOSSYNET_BATCH][payload_most], with secure */
+    uint8_t *padding;         /* [payload_most], for PROBEs of full size */
+    size_t payload_most;      /* bytes, with the trailer of an encrypted datagram */
+    size_t fragment_bytes;    /* bytes of a message that fit one datagram */
+    bool two_classes;         /* DATA has a traffic class of its own */
     bool multicast;
     double peer_timeout;
     int window;       /* most DATA that a peer may have on its way to us */
@@ -127,13 +127,13 @@ struct lossynet_session { /* what all datagrams of a run have in common */
     uint64_t step;    /* the caller's step, for lines of the log; atomic */
 };
 
-struct lossynet_sender {
-    struct lossynet_datagram batch[LOSSYNET_BATCH];
-    struct lossynet_span spans[LOSSYNET_BATCH];
+struct ln_sender {
+    struct ln_datagram batch[LOSSYNET_BATCH];
+    struct ln_span spans[LOSSYNET_BATCH];
     int first;               /* the peer to begin with */
     bool woken;              /* the caller has more to send; atomic */
     uint32_t multicast_sent; /* DATA sent by multicast */
-    struct lossynet_tx multicast;
+    struct ln_tx multicast;
 };
 
 /* Kinds of gathers. In a LOSSYNET_GATHER all ranks wait for all; a LOSSYNET_PULSE goes on
@@ -142,7 +142,7 @@ enum { LOSSYNET_GATHER, LOSSYNET_PULSE };
 
 enum { LOSSYNET_KEPT_BYTES = 512 << 10 }; /* most bytes kept of our parts of a gather, in all */
 
-struct lossynet_gathers { /* gathers of a kind */
+struct ln_gathers { /* gathers of a kind */
     uint32_t begun;
     uint32_t complete; /* gathers of which we have the parts of all ranks */
     bool open;         /* the caller waits, or our part is not acknowledged yet */
@@ -151,7 +151,7 @@ struct lossynet_gathers { /* gathers of a kind */
     double half;       /* when half of the ranks were done; 0: not yet */
 };
 
-struct lossynet_receiver {
+struct ln_receiver {
     double now; /* when the datagrams that are being handled were received */
     /* When the link was last found empty. Silence is measured up to this time: a rank that was
      * stopped itself must not blame peers whose datagrams it has not read yet. */
@@ -165,7 +165,7 @@ struct lossynet_receiver {
     uint32_t nonces;  /* PROBEs sent with a number */
     int unanswered;   /* peers with live.repeated */
     int suspects;     /* peers with live.suspected */
-    struct lossynet_rejected rejected;
+    struct ln_rejected rejected;
     uint64_t ignored;    /* TEST datagrams */
     uint64_t stragglers; /* phases of peers that were ended by a deadline */
 };
@@ -173,20 +173,20 @@ struct lossynet_receiver {
 /* How many of the last lags and steps are remembered. */
 enum { LOSSYNET_DEADLINE_LAGS = 1024, LOSSYNET_DEADLINE_STEPS = 64 };
 
-struct lossynet_present_step { /* of this rank */
-    bool idle;                 /* this rank has no gradient in it */
-    uint32_t opened;           /* GRADIENT phases opened when the step began */
-    double asks_until;         /* when this rank stops asking for acknowledgements (ask.c) */
+struct ln_present_step { /* of this rank */
+    bool idle;           /* this rank has no gradient in it */
+    uint32_t opened;     /* GRADIENT phases opened when the step began */
+    double asks_until;   /* when this rank stops asking for acknowledgements (ask.c) */
 };
 
-struct lossynet_deadline {
+struct ln_deadline {
     bool on;
     double fixed; /* seconds; 0: the deadline is learnt */
     bool raised;  /* a line has said that `fixed` is too short */
     double wait;  /* seconds, learnt */
     double ended; /* when the last GRADIENT phase ended */
     int late;     /* late peers */
-    struct lossynet_present_step present;
+    struct ln_present_step present;
     bool late_comes;                   /* late gradients are sent again in the next step */
     uint32_t pulses, phases[2];        /* per step */
     uint32_t lags, steps;              /* measured so far */
@@ -194,21 +194,21 @@ struct lossynet_deadline {
     float largest[LOSSYNET_DEADLINE_STEPS], base[LOSSYNET_DEADLINE_STEPS]; /* seconds, by step */
 };
 
-struct lossynet_threads {
+struct ln_threads {
     bool threaded, stop, closing;
     double closing_since;
     int wanted; /* callers that want the lock; atomic */
     pthread_mutex_t lock, caller;
     pthread_cond_t handed_back;
     pthread_t thread;
-    struct lossynet_log_target log;
-    const struct lossynet_log_target *log_before; /* what the caller that has the lock used */
+    struct ln_log_target log;
+    const struct ln_log_target *log_before; /* what the caller that has the lock used */
 };
 
 /* Conditions of a peer, which agenda.c counts. Those before LOSSYNET_IDLES stand for two flags
  * each, one per kind of phase or gather. The flags for peers on time, and for late peers, leave out
  * a peer that is away (deadline.c) and has not sent its part. */
-enum lossynet_flag {
+enum ln_flag {
     LOSSYNET_RECEIVES,               /* its phase to us is not over */
     LOSSYNET_IS_DONE = 2,            /* its phase to us is over, and it has a gradient */
     LOSSYNET_IN_TIME = 4,            /* its phase to us is not over, and it is on time */
@@ -226,7 +226,7 @@ enum lossynet_flag {
     LOSSYNET_FLAGS
 };
 
-struct lossynet_agenda {
+struct ln_agenda {
     int peers;
     int *heap, *place;         /* [peers]: the peers, a heap by `due`; [R]: a peer's index in it */
     double *due;               /* [R]: when to look at a peer again */
@@ -236,322 +236,310 @@ struct lossynet_agenda {
     double slowest; /* longest round trip to a peer that is not ignored, or a bit more [s] */
 };
 
-struct lossynet_transport {
+struct ln_transport {
     struct lossynet_world world;
-    struct lossynet_transport_shape shape;
-    struct lossynet_transport_calls calls;
-    struct lossynet_link *link;
-    struct lossynet_session session;
-    struct lossynet_peer *peers; /* [R] */
-    struct lossynet_agenda agenda;
-    struct lossynet_phase_state phase[2];
-    struct lossynet_gathers gathers[LOSSYNET_GATHER_KINDS];
-    struct lossynet_deadline deadline;
-    struct lossynet_sender sender;
-    struct lossynet_receiver receiver;
-    struct lossynet_pacing pacing;
-    struct lossynet_threads threads;
+    struct ln_transport_shape shape;
+    struct ln_transport_calls calls;
+    struct ln_link *link;
+    struct ln_session session;
+    struct ln_peer *peers; /* [R] */
+    struct ln_agenda agenda;
+    struct ln_phase_state phase[2];
+    struct ln_gathers gathers[LOSSYNET_GATHER_KINDS];
+    struct ln_deadline deadline;
+    struct ln_sender sender;
+    struct ln_receiver receiver;
+    struct ln_pacing pacing;
+    struct ln_threads threads;
     lossynet_status failed;
 };
 
-static inline bool lossynet_is_multicast(const struct lossynet_transport *t, int kind) {
+static inline bool ln_is_multicast(const struct ln_transport *t, int kind) {
     return t->session.multicast && kind == LOSSYNET_PARAMETER;
 }
 
 /* ---- session.c: sealing and verifying every datagram ---- */
 
 /* Seals and sends up to LOSSYNET_BATCH datagrams, whose headers lack only the checksum. */
-void lossynet_session_send(struct lossynet_transport *t, int peer, struct lossynet_datagram *batch,
-                           int n);
+void ln_session_send(struct ln_transport *t, int peer, struct ln_datagram *batch, int n);
 /* Verifies and decrypts a datagram. If no rank of this run sent it, counts it and returns false. */
-bool lossynet_session_verify(struct lossynet_transport *t, int peer, struct wire_header *h,
-                             uint8_t *datagram, size_t bytes);
+bool ln_session_verify(struct ln_transport *t, int peer, struct wire_header *h, uint8_t *datagram,
+                       size_t bytes);
 /* Makes the transport fail because of a peer, and logs one line. Later calls do nothing. */
-void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *format, ...)
+void ln_session_fail(struct ln_transport *t, int peer, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-static inline uint64_t lossynet_session_step(const struct lossynet_transport *t) {
+static inline uint64_t ln_session_step(const struct ln_transport *t) {
     return __atomic_load_n(&t->session.step, __ATOMIC_RELAXED);
 }
 
 /* ---- timer.c: repeating datagrams that were not answered ---- */
 
 /* Returns the factor by which pauses are longer when many peers do not answer; 1 for few peers. */
-double lossynet_timer_slowness(const struct lossynet_transport *t);
+double ln_timer_slowness(const struct ln_transport *t);
 /* Notes that a peer has sent something new, and not only a sign of life. */
-void lossynet_timer_news(struct lossynet_transport *t, struct lossynet_peer *peer);
+void ln_timer_news(struct ln_transport *t, struct ln_peer *peer);
 /* Returns whether it is time to send something that a peer has not answered, for the first time or
  * again. */
-bool lossynet_timer_is_over(const struct lossynet_transport *t, const struct lossynet_timer *timer,
-                            double now);
+bool ln_timer_is_over(const struct ln_transport *t, const struct ln_timer *timer, double now);
 /* Notes that it was sent, and makes the next pause longer. */
-void lossynet_timer_again(struct lossynet_transport *t, struct lossynet_peer *peer,
-                          struct lossynet_timer *timer, double now);
+void ln_timer_again(struct ln_transport *t, struct ln_peer *peer, struct ln_timer *timer,
+                    double now);
 /* Does both: returns whether to send now, and if so notes that it was sent. */
-bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *peer,
-                           struct lossynet_timer *timer, double now);
+bool ln_timer_is_due(struct ln_transport *t, struct ln_peer *peer, struct ln_timer *timer,
+                     double now);
 /* Notes that a peer has answered something after `seconds` seconds. */
-void lossynet_timer_measured(struct lossynet_round_trip *round_trip, double seconds);
+void ln_timer_measured(struct ln_round_trip *round_trip, double seconds);
 /* Pauses, in seconds: after _timeout something should have been answered. _first is the pause
  * before the first repetition; it is short, so that most losses do not cost a round trip. _longest
  * is the longest pause between repetitions. */
-double lossynet_timer_timeout(const struct lossynet_peer *peer);
-double lossynet_timer_first(const struct lossynet_peer *peer);
-double lossynet_timer_longest(const struct lossynet_peer *peer);
+double ln_timer_timeout(const struct ln_peer *peer);
+double ln_timer_first(const struct ln_peer *peer);
+double ln_timer_longest(const struct ln_peer *peer);
 /* Notes that a datagram of a peer has come. */
-void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type);
+void ln_timer_heard(struct ln_transport *t, int peer, int type);
 /* Returns how long a peer that we need has been silent, in seconds; 0 if we need nothing of it. */
-double lossynet_timer_silence(const struct lossynet_transport *t, int peer);
+double ln_timer_silence(const struct ln_transport *t, int peer);
 /* Does the same for a peer that we ask for signs of life, even if we need nothing else of it. */
-double lossynet_timer_unanswered(const struct lossynet_transport *t, int peer);
+double ln_timer_unanswered(const struct ln_transport *t, int peer);
 /* Returns whether its host has refused a datagram for it since its last datagram came. */
-bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer);
+bool ln_timer_is_refused(const struct ln_transport *t, int peer);
 
 /* Returns when to look at a timer again. As far as is known now, that is never later than the time
  * when it is over; it may be earlier. */
-double lossynet_timer_due(const struct lossynet_transport *t, const struct lossynet_timer *timer,
-                          double now);
+double ln_timer_due(const struct ln_transport *t, const struct ln_timer *timer, double now);
 
-static inline struct lossynet_timer lossynet_timer_at_once(void) {
-    return (struct lossynet_timer){0, 0};
+static inline struct ln_timer ln_timer_at_once(void) {
+    return (struct ln_timer){0, 0};
 }
 
-static inline struct lossynet_timer lossynet_timer_from(const struct lossynet_peer *peer,
-                                                        double now) {
-    return (struct lossynet_timer){now, lossynet_timer_first(peer)};
+static inline struct ln_timer ln_timer_from(const struct ln_peer *peer, double now) {
+    return (struct ln_timer){now, ln_timer_first(peer)};
 }
 
 /* ---- agenda.c: which peers a turn looks at ---- */
 
 /* Returns false if there is no memory. Closing is allowed then, too. */
-bool lossynet_agenda_open(struct lossynet_agenda *agenda, const struct lossynet_world *world);
-void lossynet_agenda_close(struct lossynet_agenda *agenda);
-size_t lossynet_agenda_memory(int ranks); /* bytes */
+bool ln_agenda_open(struct ln_agenda *agenda, const struct lossynet_world *world);
+void ln_agenda_close(struct ln_agenda *agenda);
+size_t ln_agenda_memory(int ranks); /* bytes */
 /* Makes the next turn look at a peer, because something about it has changed. */
-void lossynet_agenda_soon(struct lossynet_transport *t, int peer);
+void ln_agenda_soon(struct ln_transport *t, int peer);
 /* Makes the next turn look at all peers, because the caller has done something. Counts all
  * flags. */
-void lossynet_agenda_all(struct lossynet_transport *t);
+void ln_agenda_all(struct ln_transport *t);
 /* Returns a peer to look at now, or -1. After looking, call _set with the time of the next look. */
-int lossynet_agenda_next(const struct lossynet_transport *t, double now);
-void lossynet_agenda_set(struct lossynet_transport *t, int peer, double due);
-double lossynet_agenda_due(const struct lossynet_transport *t); /* time of the next look at any */
+int ln_agenda_next(const struct ln_transport *t, double now);
+void ln_agenda_set(struct ln_transport *t, int peer, double due);
+double ln_agenda_due(const struct ln_transport *t); /* time of the next look at any */
 /* Updates the flags of a peer and their counts. */
-void lossynet_agenda_count(struct lossynet_transport *t, int peer);
+void ln_agenda_count(struct ln_transport *t, int peer);
 
 /* ---- pacing.c ---- */
 
-void lossynet_pacing_open(struct lossynet_pacing *pacing, double gbps, double loss_budget);
+void ln_pacing_open(struct ln_pacing *pacing, double gbps, double loss_budget);
 /* Returns how many seconds to wait before `bytes` may leave. 0: they may leave, and are counted. */
-double lossynet_pacing_wait(struct lossynet_pacing *pacing, size_t bytes);
+double ln_pacing_wait(struct ln_pacing *pacing, size_t bytes);
 /* Says that `bytes` of the counted ones did not leave. */
-void lossynet_pacing_unused(struct lossynet_pacing *pacing, size_t bytes);
+void ln_pacing_unused(struct ln_pacing *pacing, size_t bytes);
 /* Takes a peer's counts: it has seen or given up `seen` of our DATA, and `received` have
  * arrived. */
-void lossynet_pacing_report(struct lossynet_transport *t, int peer, uint32_t seen,
-                            uint32_t received);
+void ln_pacing_report(struct ln_transport *t, int peer, uint32_t seen, uint32_t received);
 /* Sets and returns the next rate, when the share `lost` was lost at the present one. */
-double lossynet_pacing_step(struct lossynet_pacing *pacing, double lost, double now);
+double ln_pacing_step(struct ln_pacing *pacing, double lost, double now);
 
 /* ---- window.c ---- */
 
 /* Sets session.window, the number of DATA that each peer may have on its way to us. */
-void lossynet_window_open(struct lossynet_transport *t);
+void ln_window_open(struct ln_transport *t);
 /* Takes the same number from a peer, for our DATA to it. */
-void lossynet_window_told(struct lossynet_transport *t, int peer, int most);
+void ln_window_told(struct ln_transport *t, int peer, int most);
 /* Takes a peer's count of our DATA that have arrived there. */
-void lossynet_window_report(struct lossynet_transport *t, int peer, uint32_t came);
+void ln_window_report(struct ln_transport *t, int peer, uint32_t came);
 
 /* ---- control.c: state, probes, the end of phases, leaving ---- */
 
-struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transport *t, int peer,
-                                                   int type, int kind, uint32_t index,
-                                                   uint32_t packet, const void *payload,
-                                                   size_t bytes);
+struct ln_datagram ln_control_datagram(const struct ln_transport *t, int peer, int type, int kind,
+                                       uint32_t index, uint32_t packet, const void *payload,
+                                       size_t bytes);
 /* Sends one datagram with our state. */
-void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
-                           uint32_t index, uint32_t packet);
+void ln_control_send(struct ln_transport *t, int peer, int type, int kind, uint32_t index,
+                     uint32_t packet);
 /* Sends a PROBE with a nonce, and with zeros up to `bytes` bytes of payload. bulk: in the class of
  * DATA. */
-void lossynet_control_probe(struct lossynet_transport *t, int peer, uint32_t nonce, size_t bytes,
-                            bool bulk);
+void ln_control_probe(struct ln_transport *t, int peer, uint32_t nonce, size_t bytes, bool bulk);
 /* Returns when to tell a peer again that a phase is open, after we told it now; 0: never. Over a
  * long round trip we do not wait for the peer to ask, because that takes too long if our datagram
  * was lost. */
-double lossynet_control_tell(const struct lossynet_peer *peer, double now);
+double ln_control_tell(const struct ln_peer *peer, double now);
 /* Sends a peer the control datagrams that are due. Returns when the next will be due. */
-double lossynet_control_push(struct lossynet_transport *t, int peer, double now);
+double ln_control_push(struct ln_transport *t, int peer, double now);
 /* Handles a datagram other than DATA, MESSAGE and TELL. Returns false if it is malformed. recv.c
  * handles the rest of DONE, message.c the ACK of a message, and ask.c the rest of ASK. */
-bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                              const uint8_t *payload);
+bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_header *h,
+                        const uint8_t *payload);
 /* Returns whether something is being repeated until it is answered. */
-bool lossynet_control_busy(const struct lossynet_transport *t);
+bool ln_control_busy(const struct ln_transport *t);
 
 /* ---- ask.c: acknowledgements of late ranks ---- */
 
 /* Counts our DATA of the step's earlier GRADIENT phases. Call it when the next one begins to send,
  * before its tx is cleared. */
-void lossynet_ask_sending(struct lossynet_transport *t);
-void lossynet_ask_receive(struct lossynet_transport *t, int peer, const struct wire_header *h);
-void lossynet_ask_told(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                       const uint8_t *payload);
+void ln_ask_sending(struct ln_transport *t);
+void ln_ask_receive(struct ln_transport *t, int peer, const struct wire_header *h);
+void ln_ask_told(struct ln_transport *t, int peer, const struct wire_header *h,
+                 const uint8_t *payload);
 /* Asks a peer if that is due. Returns when to look again. */
-double lossynet_ask_push(struct lossynet_transport *t, int peer, double now);
+double ln_ask_push(struct ln_transport *t, int peer, double now);
 
 /* ---- deadline.c: going on without late ranks ---- */
 
-void lossynet_deadline_open(struct lossynet_deadline *deadline, bool on, double fixed);
+void ln_deadline_open(struct ln_deadline *deadline, bool on, double fixed);
 /* Returns how many seconds a rank waits for the others after half of them are done. At first it is
  * infinite. */
-double lossynet_deadline_wait(const struct lossynet_transport *t);
+double ln_deadline_wait(const struct ln_transport *t);
 /* Returns whether this time is over. half: when half of the ranks were done; 0: they are not
  * yet. */
-bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half);
+bool ln_deadline_is_over(const struct ln_transport *t, double half);
 /* Returns the next time, after `now`, at which it is over for a phase or gather that waits; infinity
  * if there is none. */
-double lossynet_deadline_due(const struct lossynet_transport *t, double now);
+double ln_deadline_due(const struct ln_transport *t, double now);
 /* Returns whether at most half of the ranks are late. */
-static inline bool lossynet_deadline_is_minority(const struct lossynet_transport *t) {
+static inline bool ln_deadline_is_minority(const struct ln_transport *t) {
     return 2 * t->deadline.late <= t->world.ranks;
 }
 /* Returns whether nothing waits for a peer: it is late, and at least half of the ranks are not. */
-static inline bool lossynet_deadline_ignores(const struct lossynet_transport *t, int peer) {
-    return t->peers[peer].lateness.late && lossynet_deadline_is_minority(t);
+static inline bool ln_deadline_ignores(const struct ln_transport *t, int peer) {
+    return t->peers[peer].lateness.late && ln_deadline_is_minority(t);
 }
 /* Returns whether a peer is away: with a deadline, it has begun a gather of kind
  * LOSSYNET_GATHER that we have not begun. While it waits there it begins no new phase or gather. */
-static inline bool lossynet_deadline_is_away(const struct lossynet_transport *t, int peer) {
+static inline bool ln_deadline_is_away(const struct ln_transport *t, int peer) {
     const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
     return t->deadline.on && (int32_t)(t->peers[peer].control.gathers - begun) > 0;
 }
 /* Returns whether a phase does not wait for a peer: the peer is ignored, or it is away and has not
  * finished sending this phase. */
-static inline bool lossynet_deadline_excuses(const struct lossynet_transport *t, int peer,
-                                             int kind) {
+static inline bool ln_deadline_excuses(const struct ln_transport *t, int peer, int kind) {
     const uint32_t finished = t->peers[peer].control.finished[kind];
-    return lossynet_deadline_ignores(t, peer) ||
-           (lossynet_deadline_is_away(t, peer) && (int32_t)(finished - t->phase[kind].opened) < 0);
+    return ln_deadline_ignores(t, peer) ||
+           (ln_deadline_is_away(t, peer) && (int32_t)(finished - t->phase[kind].opened) < 0);
 }
 /* Returns how many steps `phases` GRADIENT phases belong to. The last may lack some phases. */
-static inline uint32_t lossynet_deadline_steps(const struct lossynet_transport *t,
-                                               uint32_t phases) {
+static inline uint32_t ln_deadline_steps(const struct ln_transport *t, uint32_t phases) {
     const uint32_t each = t->deadline.phases[LOSSYNET_GRADIENT];
     return (phases + each - 1) / each;
 }
 /* Returns whether the present GRADIENT phase is the first of its step. */
-static inline bool lossynet_deadline_is_first(const struct lossynet_transport *t) {
+static inline bool ln_deadline_is_first(const struct ln_transport *t) {
     return (t->phase[LOSSYNET_GRADIENT].opened - 1) % t->deadline.phases[LOSSYNET_GRADIENT] == 0;
 }
 /* Logs that a peer is late, now and then. */
-void lossynet_deadline_tell(const struct lossynet_transport *t, int peer);
+void ln_deadline_tell(const struct ln_transport *t, int peer);
 /* Marks a peer as late: we go on without it. */
-void lossynet_deadline_late(struct lossynet_transport *t, int peer);
+void ln_deadline_late(struct ln_transport *t, int peer);
 /* Takes a peer's new state, and finds out whether it has caught up. */
-void lossynet_deadline_told(struct lossynet_transport *t, int peer);
+void ln_deadline_told(struct ln_transport *t, int peer);
 /* Ends a phase for the late peers that hold it up. Every turn calls it. */
-void lossynet_deadline_check(struct lossynet_transport *t, int kind);
+void ln_deadline_check(struct ln_transport *t, int kind);
 /* Learns how late peers were, when the first GRADIENT phase of a step has ended. */
-void lossynet_deadline_learn(struct lossynet_transport *t);
+void ln_deadline_learn(struct ln_transport *t);
 /* Returns the deadline with the most progress per second, or infinity if too little is known. */
-double lossynet_deadline_best(const struct lossynet_deadline *deadline);
+double ln_deadline_best(const struct ln_deadline *deadline);
 
 /* ---- message.c ---- */
 
 /* Sends a peer the fragments of our messages that are due. Returns when the next will be due. */
-double lossynet_message_push(struct lossynet_transport *t, int peer, double now);
-void lossynet_message_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                              const uint8_t *payload);
-void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
-                                  const struct wire_header *h, const uint8_t *payload);
+double ln_message_push(struct ln_transport *t, int peer, double now);
+void ln_message_receive(struct ln_transport *t, int peer, const struct wire_header *h,
+                        const uint8_t *payload);
+void ln_message_acknowledge(struct ln_transport *t, int peer, const struct wire_header *h,
+                            const uint8_t *payload);
 /* Returns whether an open gather, of any kind, waits for this peer. */
-bool lossynet_message_awaits(const struct lossynet_transport *t, int peer);
+bool ln_message_awaits(const struct ln_transport *t, int peer);
 /* Returns whether a gather needs nothing more of a peer: we have its part and it has ours, or it has
  * gone on without us. */
-bool lossynet_message_is_exchanged(const struct lossynet_transport *t, int peer, int which);
+bool ln_message_is_exchanged(const struct ln_transport *t, int peer, int which);
 /* Returns how many seconds ago a peer that has begun an open gather last sent a fragment, if we lack
  * some; else 0. A peer repeats fragments until we acknowledge them, unless it wrongly believes that
  * we did. */
-double lossynet_message_owed(const struct lossynet_transport *t, int peer);
+double ln_message_owed(const struct ln_transport *t, int peer);
 /* Begins a gather of a kind. Our part for rank r is bytes out_offset[r] ... out_offset[r + 1] of
  * `out`; with `same` all ranks get the part at this rank's own offset. The part from rank r goes to
  * in_offset[r] ... in_offset[r + 1] of `in`. */
-void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
-                            const size_t *out_offset, bool same, uint8_t *in,
-                            const size_t *in_offset);
-/* For lossynet_progress_until: returns whether all parts of the gather have come, and ours have
+void ln_message_begin(struct ln_transport *t, int which, const uint8_t *out,
+                      const size_t *out_offset, bool same, uint8_t *in, const size_t *in_offset);
+/* For ln_progress_until: returns whether all parts of the gather have come, and ours have
  * arrived or are kept. A LOSSYNET_PULSE does not wait for late ranks. */
-bool lossynet_message_exchanged(struct lossynet_transport *t, int which);
-/* For lossynet_progress_until: returns whether our kept parts have arrived, so that the next gather
+bool ln_message_exchanged(struct ln_transport *t, int which);
+/* For ln_progress_until: returns whether our kept parts have arrived, so that the next gather
  * may begin. */
-bool lossynet_message_settled(struct lossynet_transport *t, int which);
+bool ln_message_settled(struct ln_transport *t, int which);
 
 /* ---- path.c: paths that drop large datagrams ---- */
 
 /* Returns a new nonce for a PROBE: an even one if it is padded, else an odd one. */
-uint32_t lossynet_path_nonce(struct lossynet_transport *t, bool padded);
+uint32_t ln_path_nonce(struct ln_transport *t, bool padded);
 /* Says that the oldest fragment that a peer has not acknowledged in a gather of this kind has
  * `bytes` bytes. 0: all are acknowledged, or some were just now. */
-void lossynet_path_message(struct lossynet_transport *t, int peer, int which, size_t bytes,
-                           double now);
+void ln_path_message(struct ln_transport *t, int peer, int which, size_t bytes, double now);
 /* Takes a peer's count of our DATA that have come there. */
-void lossynet_path_data(struct lossynet_transport *t, int peer, uint32_t came);
+void ln_path_data(struct ln_transport *t, int peer, uint32_t came);
 /* Says that a peer has answered the PROBE with this nonce for the first time. */
-void lossynet_path_answered(struct lossynet_transport *t, int peer, uint32_t nonce);
+void ln_path_answered(struct ln_transport *t, int peer, uint32_t nonce);
 /* Sends a PROBE if we doubt the path. Returns when to look again. */
-double lossynet_path_push(struct lossynet_transport *t, int peer, double now);
+double ln_path_push(struct ln_transport *t, int peer, double now);
 
 /* ---- send.c ---- */
 
 /* Sends a batch to each peer that can take one. Returns whether something left, and lowers *wait to
  * the seconds that pacing asks to wait. */
-bool lossynet_send_push(struct lossynet_transport *t, double *wait);
+bool ln_send_push(struct ln_transport *t, double *wait);
 /* Marks our phase as complete for a peer: nothing will follow, and DONE must say so. */
-static inline void lossynet_send_complete(struct lossynet_tx *tx) {
+static inline void ln_send_complete(struct ln_tx *tx) {
     tx->complete = true;
     tx->done_waits = true;
-    tx->done = lossynet_timer_at_once();
+    tx->done = ln_timer_at_once();
 }
-/* For lossynet_progress_until: returns whether all our packets of a phase have left. */
-bool lossynet_send_all_left(struct lossynet_transport *t, int phase);
+/* For ln_progress_until: returns whether all our packets of a phase have left. */
+bool ln_send_all_left(struct ln_transport *t, int phase);
 
 /* ---- recv.c ---- */
 
-void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                        const uint8_t *payload);
-void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wire_header *h);
+void ln_recv_data(struct ln_transport *t, int peer, const struct wire_header *h,
+                  const uint8_t *payload);
+void ln_recv_done(struct ln_transport *t, int peer, const struct wire_header *h);
 /* Ends a peer's phases to us that are over, and gives up on a silent peer. Returns when to look
  * again. */
-double lossynet_recv_check(struct lossynet_transport *t, int peer);
+double ln_recv_check(struct ln_transport *t, int peer);
 /* Returns whether the caller waits for a phase that is not over for this peer. */
-bool lossynet_recv_awaits(const struct lossynet_transport *t, int peer);
-/* For lossynet_progress_until: return whether no more packets of a phase, or a bucket, will
+bool ln_recv_awaits(const struct ln_transport *t, int peer);
+/* For ln_progress_until: return whether no more packets of a phase, or a bucket, will
  * come. */
-bool lossynet_recv_phase_is_over(struct lossynet_transport *t, int phase);
-bool lossynet_recv_gradient_is_over(struct lossynet_transport *t, int bucket);
-bool lossynet_recv_parameter_is_over(struct lossynet_transport *t, int bucket);
+bool ln_recv_phase_is_over(struct ln_transport *t, int phase);
+bool ln_recv_gradient_is_over(struct ln_transport *t, int bucket);
+bool ln_recv_parameter_is_over(struct ln_transport *t, int bucket);
 
 /* ---- dispatch.c ---- */
 
 /* Verifies one datagram and passes it to the file that handles its type. The lock is held. */
-void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram, size_t bytes);
+void ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes);
 
 /* ---- progress.c ---- */
 
 /* Runs one turn. Returns seconds until something is due, or 0 if there may be more to do now. */
-double lossynet_progress_turn(struct lossynet_transport *t);
+double ln_progress_turn(struct ln_transport *t);
 /* Returns whether we need something of a peer, or ask it for a sign of life. */
-bool lossynet_progress_expects(const struct lossynet_transport *t, int peer);
+bool ln_progress_expects(const struct ln_transport *t, int peer);
 /* Sends all peers the datagrams that are due, except DATA. */
-void lossynet_progress_push(struct lossynet_transport *t, double now);
+void ln_progress_push(struct ln_transport *t, double now);
 /* Takes the lock from the transport's thread, and gives it back. */
-void lossynet_progress_enter(struct lossynet_transport *t);
-void lossynet_progress_leave(struct lossynet_transport *t);
+void ln_progress_enter(struct ln_transport *t);
+void ln_progress_leave(struct ln_transport *t);
 /* Runs turns, with the lock held, until over(t, argument) is true or the transport has failed. */
-lossynet_status lossynet_progress_until(struct lossynet_transport *t,
-                                        bool (*over)(struct lossynet_transport *t, int argument),
-                                        int argument);
-lossynet_status lossynet_progress_start(struct lossynet_transport *t);
+lossynet_status ln_progress_until(struct ln_transport *t,
+                                  bool (*over)(struct ln_transport *t, int argument), int argument);
+lossynet_status ln_progress_start(struct ln_transport *t);
 /* Tells the peers that we leave, and ends the thread. */
-void lossynet_progress_stop(struct lossynet_transport *t);
+void ln_progress_stop(struct ln_transport *t);
 
 #endif

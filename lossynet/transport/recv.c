@@ -22,35 +22,35 @@ static const double UNSEEN = 25;       /* times the grace; see most_overtaken */
 
 /* ---- receiving ---- */
 
-static bool is_local(const struct lossynet_transport *t, int worker) {
+static bool is_local(const struct ln_transport *t, int worker) {
     return worker / t->shape.local == t->world.rank;
 }
 
-static bool fit(const struct lossynet_transport *t, uint8_t elements) {
+static bool fit(const struct ln_transport *t, uint8_t elements) {
     return elements == t->shape.elements ||
            (elements == WIRE_DEVICE_FLOAT32 && t->link->features.checks_payload &&
             t->shape.elements == WIRE_FLOAT32);
 }
 
 /* Checks the fields of DATA, and fills in `packet`. Returns the counter of the error, or NULL. */
-static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *h,
-                        struct lossynet_packet *packet) {
-    struct lossynet_rejected *rejected = &t->receiver.rejected;
+static uint64_t *reject(struct ln_transport *t, const struct wire_header *h,
+                        struct ln_packet *packet) {
+    struct ln_rejected *rejected = &t->receiver.rejected;
     bool multicast = h->receiver == WIRE_EVERYONE;
     if (h->kind >= 2 || !fit(t, h->elements) || h->sender >= t->shape.workers ||
         is_local(t, h->sender) || h->bucket >= (uint32_t)t->shape.buckets ||
-        multicast != lossynet_is_multicast(t, h->kind))
+        multicast != ln_is_multicast(t, h->kind))
         return &rejected->invalid;
-    *packet = (struct lossynet_packet){.sender = h->sender,
-                                       .receiver = multicast ? LOSSYNET_EVERYONE : h->receiver,
-                                       .bucket = (int)h->bucket,
-                                       .number = h->packet,
-                                       .gradients = h->gradients};
+    *packet = (struct ln_packet){.sender = h->sender,
+                                 .receiver = multicast ? LOSSYNET_EVERYONE : h->receiver,
+                                 .bucket = (int)h->bucket,
+                                 .number = h->packet,
+                                 .gradients = h->gradients};
     size_t bytes = t->calls.bytes(t->calls.context, (lossynet_phase)h->kind, packet);
     if (bytes == 0 || h->length != bytes) return &rejected->invalid;
 
-    const struct lossynet_phase_state *phase = &t->phase[h->kind];
-    const struct lossynet_peer *p = &t->peers[h->sender / t->shape.local];
+    const struct ln_phase_state *phase = &t->phase[h->kind];
+    const struct ln_peer *p = &t->peers[h->sender / t->shape.local];
     if ((h->index + 1 - phase->opened) % WIRE_INDICES || phase->closed == phase->opened ||
         p->rx[h->kind].state == RX_OVER || phase->buckets.over[h->bucket])
         return &rejected->late;
@@ -59,20 +59,20 @@ static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *
 
 /* Returns how long the grace may become for a peer: as in RFC 8985 (RACK), section 6.2, step 4, one
  * round trip. On a short path the sender's processor may hold packets up for longer. */
-static double grace_most(const struct lossynet_transport *t, const struct lossynet_peer *p) {
+static double grace_most(const struct ln_transport *t, const struct ln_peer *p) {
     return fmax(GRACE_MAX, fmin(p->round_trip.mean, GRACE_SHARE * t->session.peer_timeout));
 }
 
-static double grace_of(const struct lossynet_transport *t, const struct lossynet_peer *p) {
+static double grace_of(const struct ln_transport *t, const struct ln_peer *p) {
     return fmin(t->receiver.grace, grace_most(t, p));
 }
 
 /* Makes the grace longer when DATA come after we have ended their phase or bucket: others overtook
  * them by more than we waited. If we did not wait, since their rank was late, nothing changes. */
-static void learn_grace(struct lossynet_transport *t, int peer, const struct wire_header *h) {
-    const struct lossynet_phase_state *phase = &t->phase[h->kind];
-    const struct lossynet_peer *p = &t->peers[peer];
-    const struct lossynet_rx *rx = &p->rx[h->kind];
+static void learn_grace(struct ln_transport *t, int peer, const struct wire_header *h) {
+    const struct ln_phase_state *phase = &t->phase[h->kind];
+    const struct ln_peer *p = &t->peers[peer];
+    const struct ln_rx *rx = &p->rx[h->kind];
     const bool last = (h->index + 1 - phase->closed) % WIRE_INDICES == 0;
     const bool present = (h->index + 1 - phase->opened) % WIRE_INDICES == 0;
     double ended = 0;
@@ -87,52 +87,52 @@ static void learn_grace(struct lossynet_transport *t, int peer, const struct wir
 
 /* Counts a packet that came. When the first packet of a bucket comes, notes the time for all
  * earlier buckets of this sender: packets that they lack are lost when the grace has passed. */
-static void reach(struct lossynet_transport *t, const struct wire_header *h) {
+static void reach(struct ln_transport *t, const struct wire_header *h) {
     const lossynet_phase phase = (lossynet_phase)h->kind;
     const int buckets = t->shape.buckets;
-    struct lossynet_buckets *b = &t->phase[phase].buckets;
-    int order = lossynet_transport_bucket(phase, buckets, (int)h->bucket); /* its own inverse */
+    struct ln_buckets *b = &t->phase[phase].buckets;
+    int order = ln_transport_bucket(phase, buckets, (int)h->bucket); /* its own inverse */
     size_t i = (size_t)h->bucket * t->shape.workers + h->sender;
     if (b->missing[i] > 0) b->missing[i]--;
     for (int *at = &b->reached[h->sender]; *at < order; ++*at)
-        b->passed[(size_t)lossynet_transport_bucket(phase, buckets, *at) * t->shape.workers +
-                  h->sender] = t->receiver.now;
+        b->passed[(size_t)ln_transport_bucket(phase, buckets, *at) * t->shape.workers + h->sender] =
+            t->receiver.now;
 }
 
-static double check_complete(struct lossynet_transport *t, int kind, int peer);
+static double check_complete(struct ln_transport *t, int kind, int peer);
 
-void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wire_header *h,
-                        const uint8_t *payload) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_flow *flow = &p->flow;
-    struct lossynet_rejected *rejected = &t->receiver.rejected;
+void ln_recv_data(struct ln_transport *t, int peer, const struct wire_header *h,
+                  const uint8_t *payload) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_flow *flow = &p->flow;
+    struct ln_rejected *rejected = &t->receiver.rejected;
     uint32_t *seen = h->receiver == WIRE_EVERYONE ? &flow->multicast_seen : &flow->seen;
     if (h->sequence - *seen < (uint32_t)(LOSSYNET_REACH * t->session.window))
         *seen = h->sequence + 1;
     flow->came++;
     if (++flow->unacknowledged >= (uint32_t)t->session.credit_every) p->control.state_due = true;
-    struct lossynet_packet packet;
+    struct ln_packet packet;
     uint64_t *wrong = t->failed ? &rejected->late : reject(t, h, &packet);
     if (wrong) {
         ++*wrong;
         if (wrong == &rejected->late) learn_grace(t, peer, h);
         return;
     }
-    enum lossynet_delivery delivery =
+    enum ln_delivery delivery =
         t->calls.deliver(t->calls.context, (lossynet_phase)h->kind, &packet, payload, h->length);
     if (delivery != LOSSYNET_TAKEN) {
         ++*(delivery == LOSSYNET_NOT_FINITE ? &rejected->not_finite : &rejected->duplicate);
         return;
     }
-    lossynet_timer_news(t, p);
+    ln_timer_news(t, p);
     p->rx[h->kind].received++;
     p->rx[h->kind].last = t->receiver.now;
     reach(t, h);
     check_complete(t, h->kind, peer);
 }
 
-void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wire_header *h) {
-    struct lossynet_rx *rx = &t->peers[peer].rx[h->kind];
+void ln_recv_done(struct ln_transport *t, int peer, const struct wire_header *h) {
+    struct ln_rx *rx = &t->peers[peer].rx[h->kind];
     uint32_t opened = t->phase[h->kind].opened;
     if (h->index == opened) { /* we have not opened this phase, so the peer sent nothing of it */
         rx->next_done = true;
@@ -146,26 +146,26 @@ void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wir
     } else if ((int32_t)(h->index - opened) > 0) {
         return; /* no peer can be so far ahead */
     }
-    lossynet_control_send(t, peer, WIRE_ACK, h->kind, h->index, 0);
+    ln_control_send(t, peer, WIRE_ACK, h->kind, h->index, 0);
 }
 
 /* ---- the end ---- */
 
 /* Ends a peer's phase over a reliable link, where DONE comes after all DATA. */
-static void check_reliable(struct lossynet_transport *t, int peer, struct lossynet_rx *rx) {
+static void check_reliable(struct ln_transport *t, int peer, struct ln_rx *rx) {
     if (!rx->done) return;
     rx->state = RX_OVER;
     if (rx->received == rx->announced) return;
-    lossynet_log("rank %d, step %" PRIu64 ": rank %d sent %" PRIu32 " packets, %" PRIu64
-                 " arrived over a link that loses none",
-                 t->world.rank, lossynet_session_step(t), peer, rx->announced, rx->received);
+    ln_log("rank %d, step %" PRIu64 ": rank %d sent %" PRIu32 " packets, %" PRIu64
+           " arrived over a link that loses none",
+           t->world.rank, ln_session_step(t), peer, rx->announced, rx->received);
     if (!t->failed) t->failed = LOSSYNET_PROTOCOL;
 }
 
 /* Returns after how many seconds a missing packet is lost, and not only overtaken by the packets
  * that came. RFC 8985 (RACK), section 6.2, also takes a quarter of a round trip, and less if
  * nothing was overtaken before. If a PROBE is answered sooner, that is better evidence. */
-static double most_overtaken(const struct lossynet_transport *t, const struct lossynet_peer *p) {
+static double most_overtaken(const struct ln_transport *t, const struct ln_peer *p) {
     const double most = fmax(GRACE_MAX, REORDERING * p->round_trip.mean);
     const double unseen = UNSEEN * t->receiver.grace;
     return unseen < p->round_trip.least ? fmin(most, unseen) : most;
@@ -173,11 +173,11 @@ static double most_overtaken(const struct lossynet_transport *t, const struct lo
 
 /* Ends a peer's phase to us when it is over: all packets have come, or the missing ones are lost.
  * Returns when to look again, if nothing comes. */
-static double check_complete(struct lossynet_transport *t, int kind, int peer) {
-    struct lossynet_peer *p = &t->peers[peer];
-    const struct lossynet_phase_state *phase = &t->phase[kind];
-    struct lossynet_receiver *receiver = &t->receiver;
-    struct lossynet_rx *rx = &p->rx[kind];
+static double check_complete(struct ln_transport *t, int kind, int peer) {
+    struct ln_peer *p = &t->peers[peer];
+    const struct ln_phase_state *phase = &t->phase[kind];
+    struct ln_receiver *receiver = &t->receiver;
+    struct ln_rx *rx = &p->rx[kind];
     if (rx->state == RX_OVER || phase->opened == phase->closed) return HUGE_VAL;
     if (t->link->features.reliable) {
         check_reliable(t, peer, rx);
@@ -188,8 +188,8 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     if (ended && rx->state == RX_RECEIVING) {
         rx->state = RX_ENDING;
         rx->ending = receiver->now;
-        rx->nonce = lossynet_path_nonce(t, false);
-        rx->probe = lossynet_timer_at_once();
+        rx->nonce = ln_path_nonce(t, false);
+        rx->probe = ln_timer_at_once();
     }
     if (!ended) return HUGE_VAL;
     const double silent_since = fmax(rx->last, rx->ending);
@@ -204,72 +204,70 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
         return HUGE_VAL;
     }
     if (answered) return silent_since + grace_of(t, p);
-    if (lossynet_timer_is_due(t, p, &rx->probe, receiver->now))
-        lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, rx->nonce);
-    return fmin(silent_since + overtaken, lossynet_timer_due(t, &rx->probe, receiver->now));
+    if (ln_timer_is_due(t, p, &rx->probe, receiver->now))
+        ln_control_send(t, peer, WIRE_PROBE, 0, 0, rx->nonce);
+    return fmin(silent_since + overtaken, ln_timer_due(t, &rx->probe, receiver->now));
 }
 
-static double patience(const struct lossynet_transport *t,
-                       const struct lossynet_phase_state *phase) {
+static double patience(const struct ln_transport *t, const struct ln_phase_state *phase) {
     const double least = fmax(PATIENCE, PATIENCE_SHARE * t->session.peer_timeout);
     return fmax(least, PATIENCE_PHASES * phase->seconds);
 }
 
-double lossynet_recv_check(struct lossynet_transport *t, int peer) {
-    struct lossynet_peer *p = &t->peers[peer];
+double ln_recv_check(struct ln_transport *t, int peer) {
+    struct ln_peer *p = &t->peers[peer];
     double due = HUGE_VAL;
     if (t->link->features.reliable) return due;
     for (int kind = 0; kind < 2; kind++) {
-        const struct lossynet_phase_state *phase = &t->phase[kind];
+        const struct ln_phase_state *phase = &t->phase[kind];
         due = fmin(due, check_complete(t, kind, peer));
-        if (lossynet_timer_silence(t, peer) <= patience(t, phase)) continue;
+        if (ln_timer_silence(t, peer) <= patience(t, phase)) continue;
         if (phase->awaited && p->rx[kind].state != RX_OVER) {
             p->rx[kind].state = RX_OVER;
             p->rx[kind].over = t->receiver.empty;
             t->receiver.stragglers++;
         }
         if (phase->begun > 0 && !p->tx[kind].complete && p->flow.blocked)
-            lossynet_send_complete(&p->tx[kind]); /* what we have not sent is lost */
+            ln_send_complete(&p->tx[kind]); /* what we have not sent is lost */
     }
     return due;
 }
 
-bool lossynet_recv_awaits(const struct lossynet_transport *t, int peer) {
+bool ln_recv_awaits(const struct ln_transport *t, int peer) {
     for (int kind = 0; kind < 2; kind++)
         if (t->phase[kind].awaited && t->peers[peer].rx[kind].state != RX_OVER) return true;
     return false;
 }
 
-bool lossynet_recv_phase_is_over(struct lossynet_transport *t, int phase) {
+bool ln_recv_phase_is_over(struct ln_transport *t, int phase) {
     return t->agenda.count[LOSSYNET_RECEIVES + phase] == 0;
 }
 
 /* Returns whether no more packets of a sender's bucket will come. Once true, it stays true. */
-static bool is_there(const struct lossynet_transport *t, int kind, int bucket, int sender) {
-    const struct lossynet_buckets *b = &t->phase[kind].buckets;
-    const struct lossynet_receiver *receiver = &t->receiver;
+static bool is_there(const struct ln_transport *t, int kind, int bucket, int sender) {
+    const struct ln_buckets *b = &t->phase[kind].buckets;
+    const struct ln_receiver *receiver = &t->receiver;
     const size_t i = (size_t)bucket * t->shape.workers + sender;
     if (b->missing[i] == 0 || is_local(t, sender)) return true;
-    const struct lossynet_peer *p = &t->peers[sender / t->shape.local];
+    const struct ln_peer *p = &t->peers[sender / t->shape.local];
     if (p->rx[kind].state == RX_OVER) return true;
     const double passed = b->passed[i];
     return !t->link->features.reliable && passed > 0 && receiver->empty - passed > grace_of(t, p);
 }
 
-static bool bucket_is_over(const struct lossynet_transport *t, int kind, int bucket) {
+static bool bucket_is_over(const struct ln_transport *t, int kind, int bucket) {
     int *checked = &t->phase[kind].buckets.checked[bucket];
     while (*checked < t->shape.workers && is_there(t, kind, bucket, *checked)) ++*checked;
     for (int w = *checked; w < t->shape.workers; w++)
-        if (!lossynet_deadline_excuses(t, w / t->shape.local, kind) &&
-            !is_there(t, kind, bucket, w))
+        if (!ln_deadline_excuses(t, w / t->shape.local, kind) && !is_there(t, kind, bucket, w))
             return false;
     return true;
 }
 
-bool lossynet_recv_gradient_is_over(struct lossynet_transport *t, int bucket) {
+bool ln_recv_gradient_is_over(struct ln_transport *t, int bucket) {
     return bucket_is_over(t, LOSSYNET_GRADIENT, bucket);
 }
 
-bool lossynet_recv_parameter_is_over(struct lossynet_transport *t, int bucket) {
+bool ln_recv_parameter_is_over(struct ln_transport *t, int bucket) {
     return bucket_is_over(t, LOSSYNET_PARAMETER, bucket);
 }

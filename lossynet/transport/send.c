@@ -18,10 +18,10 @@ static const double SILENCE = 0.1;
 static const double OPENING = 0.03;
 
 /* Makes datagrams of spans. */
-static void encode(struct lossynet_transport *t, int kind, int n, uint32_t *sequence) {
+static void encode(struct ln_transport *t, int kind, int n, uint32_t *sequence) {
     for (int i = 0; i < n; i++) {
-        const struct lossynet_span *span = &t->sender.spans[i];
-        struct lossynet_datagram *d = &t->sender.batch[i];
+        const struct ln_span *span = &t->sender.spans[i];
+        struct ln_datagram *d = &t->sender.batch[i];
         const int receiver = span->packet.receiver;
         const struct wire_header h = {
             .magic = WIRE_MAGIC,
@@ -47,46 +47,46 @@ static void encode(struct lossynet_transport *t, int kind, int n, uint32_t *sequ
 
 /* Returns how many datagrams a window lets through. To avoid small batches it is 0 while little of
  * the window is free. */
-static int room(const struct lossynet_flow *flow, uint32_t sent, uint32_t credit, int most) {
+static int room(const struct ln_flow *flow, uint32_t sent, uint32_t credit, int most) {
     int free = flow->window.now - (int)(sent - credit), least = flow->window.now / 4;
     if (least > most / 2) least = most / 2;
     if (free < least) return 0;
     return free < most ? free : most;
 }
 
-static size_t full_bytes(const struct lossynet_transport *t, int n) {
+static size_t full_bytes(const struct ln_transport *t, int n) {
     return (WIRE_HEADER_BYTES + t->shape.packet_bytes) * (size_t)n;
 }
 
 /* Sends the next packets, at most `most`, to a rank or to everyone. Returns how many left, or -1 if
  * they must wait for pacing. */
-static int send_batch(struct lossynet_transport *t, int kind, int rank, struct lossynet_tx *tx,
-                      int most, uint32_t *sequence, double *wait) {
-    double pause = lossynet_pacing_wait(&t->pacing, full_bytes(t, most));
+static int send_batch(struct ln_transport *t, int kind, int rank, struct ln_tx *tx, int most,
+                      uint32_t *sequence, double *wait) {
+    double pause = ln_pacing_wait(&t->pacing, full_bytes(t, most));
     if (pause > 0) {
         *wait = fmin(*wait, pause);
         return -1;
     }
     int n = t->calls.next(t->calls.context, (lossynet_phase)kind, rank, t->sender.spans, most,
                           &tx->complete);
-    lossynet_pacing_unused(&t->pacing, full_bytes(t, most - n));
+    ln_pacing_unused(&t->pacing, full_bytes(t, most - n));
     encode(t, kind, n, sequence);
-    if (n > 0) lossynet_session_send(t, rank, t->sender.batch, n);
+    if (n > 0) ln_session_send(t, rank, t->sender.batch, n);
     tx->sent += (uint32_t)n;
     return n;
 }
 
 /* Returns whether a peer has opened our present phase. */
-static bool is_open(const struct lossynet_transport *t, const struct lossynet_peer *p, int kind) {
+static bool is_open(const struct ln_transport *t, const struct ln_peer *p, int kind) {
     return (int32_t)(p->control.open[kind] - t->phase[kind].begun) >= 0;
 }
 
 /* Sends one batch of a phase to one peer. Returns how many datagrams left, or -1 if they must wait
  * for pacing. */
-static int push_peer(struct lossynet_transport *t, int kind, int rank, double *wait) {
-    struct lossynet_peer *p = &t->peers[rank];
-    struct lossynet_flow *flow = &p->flow;
-    struct lossynet_tx *tx = &p->tx[kind];
+static int push_peer(struct ln_transport *t, int kind, int rank, double *wait) {
+    struct ln_peer *p = &t->peers[rank];
+    struct ln_flow *flow = &p->flow;
+    struct ln_tx *tx = &p->tx[kind];
     if (t->phase[kind].begun == 0 || tx->complete ||
         !t->calls.ready(t->calls.context, (lossynet_phase)kind, rank))
         return 0;
@@ -101,21 +101,21 @@ static int push_peer(struct lossynet_transport *t, int kind, int rank, double *w
     int n = send_batch(t, kind, rank, tx, most, &flow->sent, wait);
     if (n < 0) return n;
     if (idle) flow->credited = t->receiver.now, flow->window.since = 0;
-    if (tx->complete) lossynet_send_complete(tx);
+    if (tx->complete) ln_send_complete(tx);
     return n;
 }
 
 /* Sends one batch of parameters to all peers by multicast. Returns whether something left. */
-static bool push_group(struct lossynet_transport *t, double *wait) {
+static bool push_group(struct ln_transport *t, double *wait) {
     const int kind = LOSSYNET_PARAMETER;
-    struct lossynet_tx *tx = &t->sender.multicast;
+    struct ln_tx *tx = &t->sender.multicast;
     if (t->phase[kind].begun == 0 || tx->complete ||
         !t->calls.ready(t->calls.context, LOSSYNET_PARAMETER, LOSSYNET_EVERYONE))
         return false;
     int most = t->pacing.batch;
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_peer *p = &t->peers[r];
-        struct lossynet_flow *flow = &p->flow;
+        struct ln_peer *p = &t->peers[r];
+        struct ln_flow *flow = &p->flow;
         if (r == t->world.rank || p->tx[kind].complete) continue;
         int free = 0;
         if (is_open(t, p, kind))
@@ -127,44 +127,44 @@ static bool push_group(struct lossynet_transport *t, double *wait) {
     if (most == 0) return false;
     int n = send_batch(t, kind, LOSSYNET_EVERYONE, tx, most, &t->sender.multicast_sent, wait);
     for (int r = 0; tx->complete && r < t->world.ranks; r++)
-        if (!t->peers[r].tx[kind].complete) lossynet_send_complete(&t->peers[r].tx[kind]);
+        if (!t->peers[r].tx[kind].complete) ln_send_complete(&t->peers[r].tx[kind]);
     return n > 0;
 }
 
 /* Returns whether the others' turns wait for this peer's turn. */
-static bool is_waited_for(const struct lossynet_transport *t, struct lossynet_peer *p) {
-    struct lossynet_flow *flow = &p->flow;
+static bool is_waited_for(const struct ln_transport *t, struct ln_peer *p) {
+    struct ln_flow *flow = &p->flow;
     const double now = t->receiver.now;
-    if (lossynet_deadline_ignores(t, (int)(p - t->peers))) return false;
+    if (ln_deadline_ignores(t, (int)(p - t->peers))) return false;
     if (!flow->blocked || now - flow->credited >= TURN) return false;
-    if (t->receiver.empty - p->live.heard > SILENCE + lossynet_timer_timeout(p)) return false;
+    if (t->receiver.empty - p->live.heard > SILENCE + ln_timer_timeout(p)) return false;
     return !flow->shut || now - flow->shut_since < OPENING;
 }
 
 /* Notes that something new may leave for every peer. */
-static void look_at_all(struct lossynet_transport *t) {
+static void look_at_all(struct ln_transport *t) {
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_flow *flow = &t->peers[r].flow;
+        struct ln_flow *flow = &t->peers[r].flow;
         t->agenda.sends[r] = r != t->world.rank;
         if (!flow->shut) flow->shut_since = t->receiver.now;
     }
 }
 
 /* Updates the flags of a peer after sending. If they have changed, the next turn looks at it. */
-static void count_again(struct lossynet_transport *t, int rank) {
+static void count_again(struct ln_transport *t, int rank) {
     const uint32_t before = t->agenda.flags[rank];
-    lossynet_agenda_count(t, rank);
-    if (t->agenda.flags[rank] != before) lossynet_agenda_soon(t, rank);
+    ln_agenda_count(t, rank);
+    if (t->agenda.flags[rank] != before) ln_agenda_soon(t, rank);
 }
 
 /* Sends a peer what it can take. Returns whether the others' turns wait for its turn. */
-static bool push_all(struct lossynet_transport *t, int rank, double *wait, bool *any) {
-    struct lossynet_flow *flow = &t->peers[rank].flow;
+static bool push_all(struct ln_transport *t, int rank, double *wait, bool *any) {
+    struct ln_flow *flow = &t->peers[rank].flow;
     bool left = false, paced = false;
     if (!t->session.multicast) flow->blocked = false;
     flow->shut = false;
     for (int kind = LOSSYNET_PARAMETER; kind >= 0; kind--) {
-        const int n = lossynet_is_multicast(t, kind) ? 0 : push_peer(t, kind, rank, wait);
+        const int n = ln_is_multicast(t, kind) ? 0 : push_peer(t, kind, rank, wait);
         left |= n > 0;
         paced |= n < 0;
     }
@@ -178,13 +178,13 @@ static bool push_all(struct lossynet_transport *t, int rank, double *wait, bool 
 }
 
 /* Returns the first peer in from ... end - 1 that something may leave for, or `end`. */
-static int next_to_send(const struct lossynet_transport *t, int from, int end) {
+static int next_to_send(const struct ln_transport *t, int from, int end) {
     const bool *found =
         from < end ? memchr(t->agenda.sends + from, true, (size_t)(end - from)) : NULL;
     return found ? (int)(found - t->agenda.sends) : end;
 }
 
-bool lossynet_send_push(struct lossynet_transport *t, double *wait) {
+bool ln_send_push(struct ln_transport *t, double *wait) {
     const int ranks = t->world.ranks, first = t->sender.first;
     bool any = false, paused = false;
     if (t->failed) return false; /* the caller knows, and may have freed its vectors */
@@ -207,7 +207,7 @@ bool lossynet_send_push(struct lossynet_transport *t, double *wait) {
     return any;
 }
 
-bool lossynet_send_all_left(struct lossynet_transport *t, int phase) {
+bool ln_send_all_left(struct ln_transport *t, int phase) {
     if (t->agenda.count[LOSSYNET_SENDS + phase] > 0) return false;
     /* Over MPI, wait until everything has arrived. */
     return !t->link->features.reliable || t->agenda.count[LOSSYNET_UNCONFIRMED + phase] == 0;

@@ -11,49 +11,48 @@
 
 /* Notes which peers are missing, as far as this rank knows, so that nobody need wait for them.
  * Peers that sent LEAVE or ABORT are not missing. */
-static void note_missed(struct lossynet_transport *t) {
+static void note_missed(struct ln_transport *t) {
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_liveness *live = &t->peers[r].live;
-        const double silence = lossynet_timer_unanswered(t, r);
+        struct ln_liveness *live = &t->peers[r].live;
+        const double silence = ln_timer_unanswered(t, r);
         if (r == t->world.rank || live->leaving > 0 || live->aborted > 0) continue;
-        live->missed = silence > t->session.peer_timeout / 2 ||
-                       (silence > 0 && lossynet_timer_is_refused(t, r));
+        live->missed =
+            silence > t->session.peer_timeout / 2 || (silence > 0 && ln_timer_is_refused(t, r));
     }
 }
 
-void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *format, ...) {
+void ln_session_fail(struct ln_transport *t, int peer, const char *format, ...) {
     if (t->failed) return;
     char what[256];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    lossynet_log("rank %d, step %" PRIu64 ", peer rank %d %s", t->world.rank,
-                 lossynet_session_step(t), peer, what);
+    ln_log("rank %d, step %" PRIu64 ", peer rank %d %s", t->world.rank, ln_session_step(t), peer,
+           what);
     t->failed = LOSSYNET_LINK;
     note_missed(t);
 }
 
 /* ---- out ---- */
 
-static void seal(struct lossynet_transport *t, int peer, struct lossynet_datagram *d, int slot) {
-    struct lossynet_session *session = &t->session;
+static void seal(struct ln_transport *t, int peer, struct ln_datagram *d, int slot) {
+    struct ln_session *session = &t->session;
     wire_put(d->header + WIRE_CHECKSUM_AT, 0, 4);
     if (session->secure) {
         size_t sealed = d->length + LOSSYNET_SECURE_BYTES;
         uint8_t *out = session->sealed + (size_t)slot * session->payload_most;
-        lossynet_secure_seal(session->secure, peer, d->header, d->payload, d->length, out);
+        ln_secure_seal(session->secure, peer, d->header, d->payload, d->length, out);
         d->payload = out;
         d->length = sealed;
     } else if (!t->link->features.reliable) {
-        uint32_t crc = lossynet_crc32c(0, d->header, WIRE_HEADER_BYTES);
-        if (!d->device) crc = lossynet_crc32c(crc, d->payload, d->length);
+        uint32_t crc = ln_crc32c(0, d->header, WIRE_HEADER_BYTES);
+        if (!d->device) crc = ln_crc32c(crc, d->payload, d->length);
         wire_put(d->header + WIRE_CHECKSUM_AT, crc, 4);
     }
 }
 
-void lossynet_session_send(struct lossynet_transport *t, int peer, struct lossynet_datagram *batch,
-                           int n) {
+void ln_session_send(struct ln_transport *t, int peer, struct ln_datagram *batch, int n) {
     for (int i = 0; i < n; i++) seal(t, peer, &batch[i], i);
     lossynet_status status = t->link->send(t->link, peer, batch, n);
     if (status && !t->failed) t->failed = status;
@@ -61,20 +60,19 @@ void lossynet_session_send(struct lossynet_transport *t, int peer, struct lossyn
 
 /* ---- in ---- */
 
-static bool is_intact(const struct lossynet_transport *t, const struct wire_header *h,
-                      uint8_t *datagram, size_t bytes) {
+static bool is_intact(const struct ln_transport *t, const struct wire_header *h, uint8_t *datagram,
+                      size_t bytes) {
     if (t->link->features.reliable) return true;
     wire_put(datagram + WIRE_CHECKSUM_AT, 0, 4);
     bool header_alone = t->link->features.checks_payload && h->type == WIRE_DATA &&
                         h->elements == WIRE_DEVICE_FLOAT32;
-    uint32_t crc = lossynet_crc32c(0, datagram, header_alone ? WIRE_HEADER_BYTES : bytes);
+    uint32_t crc = ln_crc32c(0, datagram, header_alone ? WIRE_HEADER_BYTES : bytes);
     wire_put(datagram + WIRE_CHECKSUM_AT, h->checksum, 4);
     return crc == h->checksum;
 }
 
 /* Returns whether the header says that the datagram is from this peer and for us. */
-static bool is_addressed(const struct lossynet_transport *t, int peer,
-                         const struct wire_header *h) {
+static bool is_addressed(const struct ln_transport *t, int peer, const struct wire_header *h) {
     const int local = t->shape.local;
     if (h->type != WIRE_DATA) return h->sender == peer && h->receiver == t->world.rank;
     return h->sender / local == peer &&
@@ -83,10 +81,10 @@ static bool is_addressed(const struct lossynet_transport *t, int peer,
 
 /* Returns the counter of the first error in a datagram, or NULL if a rank of this run has sent
  * it. */
-static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_header *h,
-                        uint8_t *datagram, size_t bytes) {
-    struct lossynet_session *session = &t->session;
-    struct lossynet_rejected *rejected = &t->receiver.rejected;
+static uint64_t *reject(struct ln_transport *t, int peer, struct wire_header *h, uint8_t *datagram,
+                        size_t bytes) {
+    struct ln_session *session = &t->session;
+    struct ln_rejected *rejected = &t->receiver.rejected;
     if (bytes < WIRE_HEADER_BYTES) return &rejected->truncated;
     wire_decode(h, datagram, bytes);
     if (h->magic != WIRE_MAGIC || peer < 0 || peer >= t->world.ranks || peer == t->world.rank)
@@ -95,9 +93,9 @@ static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_head
     if (h->run != (uint32_t)session->id) return &rejected->foreign;
     if (h->type == WIRE_TEST) return &t->receiver.ignored;
     if (session->secure) {
-        lossynet_secure_verdict verdict =
-            lossynet_secure_open_datagram(session->secure, peer, h->receiver == WIRE_EVERYONE,
-                                          datagram, datagram + WIRE_HEADER_BYTES, h->length);
+        ln_secure_verdict verdict =
+            ln_secure_open_datagram(session->secure, peer, h->receiver == WIRE_EVERYONE, datagram,
+                                    datagram + WIRE_HEADER_BYTES, h->length);
         if (verdict == LOSSYNET_SECURE_FORGED) return &rejected->corrupt;
         if (verdict == LOSSYNET_SECURE_REPLAYED) return &rejected->duplicate;
         h->length -= LOSSYNET_SECURE_BYTES;
@@ -109,8 +107,8 @@ static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_head
     return NULL;
 }
 
-bool lossynet_session_verify(struct lossynet_transport *t, int peer, struct wire_header *h,
-                             uint8_t *datagram, size_t bytes) {
+bool ln_session_verify(struct ln_transport *t, int peer, struct wire_header *h, uint8_t *datagram,
+                       size_t bytes) {
     uint64_t *wrong = reject(t, peer, h, datagram, bytes);
     if (wrong) ++*wrong;
     return !wrong;

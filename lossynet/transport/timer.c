@@ -8,48 +8,46 @@ static const double OVERTAKEN = 0.1;    /* seconds; what comes this much later w
 static const double FORGET = 1.0 / 64;  /* share by which `least` moves to the mean when it grows */
 static const double GRANULARITY = 1e-4; /* of the loop's turns, in seconds */
 
-double lossynet_timer_slowness(const struct lossynet_transport *t) {
+double ln_timer_slowness(const struct ln_transport *t) {
     double crowd = (double)t->receiver.unanswered / CROWD;
     return crowd > 1 ? crowd * crowd : 1;
 }
 
-void lossynet_timer_news(struct lossynet_transport *t, struct lossynet_peer *peer) {
+void ln_timer_news(struct ln_transport *t, struct ln_peer *peer) {
     t->receiver.unanswered -= peer->live.repeated;
     peer->live.repeated = false;
 }
 
-bool lossynet_timer_is_over(const struct lossynet_transport *t, const struct lossynet_timer *timer,
-                            double now) {
-    double pause = timer->pause * lossynet_timer_slowness(t);
+bool ln_timer_is_over(const struct ln_transport *t, const struct ln_timer *timer, double now) {
+    double pause = timer->pause * ln_timer_slowness(t);
     return now - timer->since >= fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST);
 }
 
 /* While many peers do not answer, pauses are longer, and they become shorter when some peers
  * answer. So we look again before the end of a pause. */
-double lossynet_timer_due(const struct lossynet_transport *t, const struct lossynet_timer *timer,
-                          double now) {
-    const double pause = timer->pause * lossynet_timer_slowness(t);
+double ln_timer_due(const struct ln_transport *t, const struct ln_timer *timer, double now) {
+    const double pause = timer->pause * ln_timer_slowness(t);
     const double left =
         timer->since + fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST) - now;
     return now + fmin(left, fmax(timer->pause, left / 4));
 }
 
-void lossynet_timer_again(struct lossynet_transport *t, struct lossynet_peer *peer,
-                          struct lossynet_timer *timer, double now) {
+void ln_timer_again(struct ln_transport *t, struct ln_peer *peer, struct ln_timer *timer,
+                    double now) {
     if (timer->pause > 0 && !peer->live.repeated) {
         peer->live.repeated = true;
         t->receiver.unanswered++;
     }
-    double next = fmax(RTO_BACKOFF * timer->pause, lossynet_timer_timeout(peer));
-    if (timer->pause == 0) next = lossynet_timer_first(peer);
-    timer->pause = fmin(next, lossynet_timer_longest(peer));
+    double next = fmax(RTO_BACKOFF * timer->pause, ln_timer_timeout(peer));
+    if (timer->pause == 0) next = ln_timer_first(peer);
+    timer->pause = fmin(next, ln_timer_longest(peer));
     timer->since = now;
 }
 
-bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *peer,
-                           struct lossynet_timer *timer, double now) {
-    if (!lossynet_timer_is_over(t, timer, now)) return false;
-    lossynet_timer_again(t, peer, timer, now);
+bool ln_timer_is_due(struct ln_transport *t, struct ln_peer *peer, struct ln_timer *timer,
+                     double now) {
+    if (!ln_timer_is_over(t, timer, now)) return false;
+    ln_timer_again(t, peer, timer, now);
     return true;
 }
 
@@ -57,10 +55,9 @@ bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *p
 
 /* Follows RFC 6298, sections 2.2 and 2.3. Stamps show which of several sendings was answered, so
  * answers to repeated datagrams count too. */
-void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
+void ln_timer_measured(struct ln_round_trip *r, double seconds) {
     if (r->mean == 0) {
-        *r = (struct lossynet_round_trip){
-            .mean = seconds, .deviation = seconds / 2, .least = seconds};
+        *r = (struct ln_round_trip){.mean = seconds, .deviation = seconds / 2, .least = seconds};
         return;
     }
     r->deviation += 0.25 * (fabs(seconds - r->mean) - r->deviation);
@@ -70,24 +67,24 @@ void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
 
 /* The deviation adds at most the mean and RTO_MAX to the time-out. Otherwise a peer that was
  * stopped for a moment would make the next loss take as long. */
-double lossynet_timer_timeout(const struct lossynet_peer *peer) {
-    const struct lossynet_round_trip *r = &peer->round_trip;
+double ln_timer_timeout(const struct ln_peer *peer) {
+    const struct ln_round_trip *r = &peer->round_trip;
     double margin = fmin(fmax(4 * r->deviation, GRANULARITY), r->mean + RTO_MAX);
     return r->mean > 0 ? fmax(r->mean + margin, RTO_MIN) : RTO_MIN;
 }
 
-double lossynet_timer_first(const struct lossynet_peer *peer) {
+double ln_timer_first(const struct ln_peer *peer) {
     return fmax(EARLY * peer->round_trip.mean, RTO_MIN);
 }
 
-double lossynet_timer_longest(const struct lossynet_peer *peer) {
-    return fmax(RTO_MAX, 2 * lossynet_timer_timeout(peer));
+double ln_timer_longest(const struct ln_peer *peer) {
+    return fmax(RTO_MAX, 2 * ln_timer_timeout(peer));
 }
 
 /* ---- silence ---- */
 
-void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type) {
-    struct lossynet_liveness *live = &t->peers[peer].live;
+void ln_timer_heard(struct ln_transport *t, int peer, int type) {
+    struct ln_liveness *live = &t->peers[peer].live;
     live->heard = t->receiver.now;
     bool lives = type != WIRE_ABORT && t->receiver.now - live->aborted > OVERTAKEN;
     if (live->aborted > 0 && lives) live->aborted = 0; /* the peer did not send that ABORT */
@@ -98,22 +95,22 @@ void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type) {
     live->knows = false;
 }
 
-bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer) {
-    const struct lossynet_liveness *live = &t->peers[peer].live;
+bool ln_timer_is_refused(const struct ln_transport *t, int peer) {
+    const struct ln_liveness *live = &t->peers[peer].live;
     return live->refused > live->heard;
 }
 
 /* Returns the seconds since the peer was heard, or since `since` or our own return if that is
  * later. If `since` is 0, it returns 0. */
-static double silence(const struct lossynet_transport *t, int peer, double since) {
+static double silence(const struct ln_transport *t, int peer, double since) {
     const double heard = fmax(t->peers[peer].live.heard, t->receiver.back);
     return since > 0 ? t->receiver.empty - fmax(heard, since) : 0;
 }
 
-double lossynet_timer_silence(const struct lossynet_transport *t, int peer) {
+double ln_timer_silence(const struct ln_transport *t, int peer) {
     return silence(t, peer, t->peers[peer].live.expected);
 }
 
-double lossynet_timer_unanswered(const struct lossynet_transport *t, int peer) {
+double ln_timer_unanswered(const struct ln_transport *t, int peer) {
     return silence(t, peer, t->peers[peer].live.asked);
 }

@@ -14,44 +14,44 @@ struct hello { /* exchanged between ranks before the link opens, and again after
     int64_t window;
 };
 
-static lossynet_status share_hello(struct lossynet_transport *t, lossynet_share share,
-                                   void *context, struct hello *all, struct hello mine) {
+static lossynet_status share_hello(struct ln_transport *t, lossynet_share share, void *context,
+                                   struct hello *all, struct hello mine) {
     memset(all, 0, (size_t)t->world.ranks * sizeof *all);
     all[t->world.rank] = mine;
     return share(context, &t->world, all, sizeof *all);
 }
 
 /* Agrees on a session and, if datagrams are encrypted, on its keys. */
-static lossynet_status open_session(struct lossynet_transport *t,
-                                    const struct lossynet_transport_settings *settings,
+static lossynet_status open_session(struct ln_transport *t,
+                                    const struct ln_transport_settings *settings,
                                     lossynet_share share, void *context, struct hello *all) {
-    lossynet_status status = share_hello(
-        t, share, context, all,
-        (struct hello){.session = lossynet_random(), .encrypt = settings->network.encrypt});
+    lossynet_status status =
+        share_hello(t, share, context, all,
+                    (struct hello){.session = ln_random(), .encrypt = settings->network.encrypt});
     if (status) return status;
     t->session.id = all[0].session;
     for (int r = 1; r < t->world.ranks; r++) {
         if (all[r].encrypt == all[0].encrypt) continue;
-        lossynet_log("rank %d was started %s encryption, rank 0 %s: expected the same on all ranks",
-                     r, all[r].encrypt ? "with" : "without", all[0].encrypt ? "with" : "without");
+        ln_log("rank %d was started %s encryption, rank 0 %s: expected the same on all ranks", r,
+               all[r].encrypt ? "with" : "without", all[0].encrypt ? "with" : "without");
         return LOSSYNET_INVALID;
     }
     if (!settings->network.encrypt) return LOSSYNET_OK;
-    return lossynet_secure_open(&t->world, t->session.id, settings->network.key_file, share,
-                                context, &t->session.secure);
+    return ln_secure_open(&t->world, t->session.id, settings->network.key_file, share, context,
+                          &t->session.secure);
 }
 
 /* Opens the link and tells the peers how much they may send. */
-static lossynet_status introduce(struct lossynet_transport *t,
-                                 const struct lossynet_transport_settings *settings,
-                                 lossynet_link_open link_open, lossynet_share share, void *context,
+static lossynet_status introduce(struct ln_transport *t,
+                                 const struct ln_transport_settings *settings,
+                                 ln_link_open link_open, lossynet_share share, void *context,
                                  struct hello *all) {
-    struct lossynet_session *session = &t->session;
+    struct ln_session *session = &t->session;
     const int ranks = t->world.ranks;
     lossynet_status status = open_session(t, settings, share, context, all);
     if (status) return status;
     const size_t trailer = settings->network.encrypt ? LOSSYNET_SECURE_BYTES : 0;
-    const struct lossynet_link_settings link = {
+    const struct ln_link_settings link = {
         .world = t->world,
         .share = share,
         .share_context = context,
@@ -70,42 +70,40 @@ static lossynet_status introduce(struct lossynet_transport *t,
     t->session.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
 
     /* All peers together may fill half of the queue with DATA. The rest is for other datagrams. */
-    lossynet_window_open(t);
+    ln_window_open(t);
     status = share_hello(t, share, context, all, (struct hello){.window = session->window});
-    for (int r = 0; r < ranks && !status; r++) lossynet_window_told(t, r, (int)all[r].window);
+    for (int r = 0; r < ranks && !status; r++) ln_window_told(t, r, (int)all[r].window);
     return status;
 }
 
-lossynet_status lossynet_transport_open(const struct lossynet_transport_settings *settings,
-                                        lossynet_link_open link_open, lossynet_share share,
-                                        void *share_context, struct lossynet_transport **out) {
+lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
+                                  ln_link_open link_open, lossynet_share share, void *share_context,
+                                  struct ln_transport **out) {
     *out = NULL;
     const size_t ranks = (size_t)settings->world.ranks;
-    struct lossynet_transport *t = lossynet_memory_take(1, sizeof *t);
-    struct hello *all = lossynet_memory_take(ranks, sizeof *all);
+    struct ln_transport *t = ln_memory_take(1, sizeof *t);
+    struct hello *all = ln_memory_take(ranks, sizeof *all);
     lossynet_status status = LOSSYNET_NO_MEMORY;
     if (t) {
         t->world = settings->world;
         t->threads.log = settings->log;
-        t->peers = lossynet_memory_take(ranks, sizeof *t->peers);
+        t->peers = ln_memory_take(ranks, sizeof *t->peers);
         pthread_mutex_init(&t->threads.lock, NULL);
         pthread_mutex_init(&t->threads.caller, NULL);
         pthread_cond_init(&t->threads.handed_back, NULL);
     }
-    uint8_t *kept = lossynet_memory_take(LOSSYNET_KEPT_BYTES, 1);
+    uint8_t *kept = ln_memory_take(LOSSYNET_KEPT_BYTES, 1);
     if (t) t->gathers[LOSSYNET_GATHER].kept = kept;
-    if (!t || !all || !t->peers || !kept || !lossynet_agenda_open(&t->agenda, &settings->world)) {
-        lossynet_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
+    if (!t || !all || !t->peers || !kept || !ln_agenda_open(&t->agenda, &settings->world)) {
+        ln_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
     } else {
         t->session.peer_timeout =
             settings->network.peer_timeout > 0 ? settings->network.peer_timeout : PEER_TIMEOUT;
-        lossynet_pacing_open(&t->pacing, settings->network.pace_gbps,
-                             settings->network.loss_budget);
+        ln_pacing_open(&t->pacing, settings->network.pace_gbps, settings->network.loss_budget);
         t->sender.first = (t->world.rank + 1) % t->world.ranks;
-        t->receiver.empty = t->receiver.marked = t->receiver.back = lossynet_now();
+        t->receiver.empty = t->receiver.marked = t->receiver.back = ln_now();
         t->receiver.grace = GRACE_MIN;
-        lossynet_deadline_open(&t->deadline, settings->network.skip_late,
-                               settings->network.deadline);
+        ln_deadline_open(&t->deadline, settings->network.skip_late, settings->network.deadline);
         t->deadline.late_comes = settings->late_comes;
         t->deadline.pulses = settings->pulses > 0 ? (uint32_t)settings->pulses : 1;
         for (int kind = 0; kind < 2; kind++)
@@ -116,20 +114,20 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
     }
     free(all);
     if (status)
-        lossynet_transport_close(t);
+        ln_transport_close(t);
     else
         *out = t;
     return status;
 }
 
-void lossynet_transport_shape(struct lossynet_transport *t, struct lossynet_pool *pool,
-                              const struct lossynet_transport_shape *shape,
-                              const struct lossynet_transport_calls *calls) {
+void ln_transport_shape(struct ln_transport *t, struct ln_pool *pool,
+                        const struct ln_transport_shape *shape,
+                        const struct ln_transport_calls *calls) {
     const size_t workers = (size_t)shape->workers, buckets = (size_t)shape->buckets;
-    struct lossynet_transport measured; /* counts only */
+    struct ln_transport measured; /* counts only */
     if (!t) t = &measured;
     for (int kind = 0; kind < 2; kind++) {
-        struct lossynet_buckets *b = &t->phase[kind].buckets;
+        struct ln_buckets *b = &t->phase[kind].buckets;
         POOL_TAKE(pool, b->missing, buckets * workers);
         POOL_TAKE(pool, b->passed, buckets * workers);
         POOL_TAKE(pool, b->reached, workers);
@@ -139,32 +137,30 @@ void lossynet_transport_shape(struct lossynet_transport *t, struct lossynet_pool
     if (t == &measured) return;
     t->shape = *shape;
     t->calls = *calls;
-    t->session.padding = lossynet_pool_take(pool, 1, t->session.payload_most);
+    t->session.padding = ln_pool_take(pool, 1, t->session.payload_most);
     if (t->session.secure)
-        t->session.sealed = lossynet_pool_take(pool, LOSSYNET_BATCH, t->session.payload_most);
+        t->session.sealed = ln_pool_take(pool, LOSSYNET_BATCH, t->session.payload_most);
 }
 
-lossynet_status lossynet_transport_start(struct lossynet_transport *t) {
-    return lossynet_progress_start(t);
+lossynet_status ln_transport_start(struct ln_transport *t) {
+    return ln_progress_start(t);
 }
 
-size_t lossynet_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
-    size_t bytes = sizeof(struct lossynet_transport) +
-                   (size_t)ranks * sizeof(struct lossynet_peer) + lossynet_agenda_memory(ranks) +
-                   LOSSYNET_KEPT_BYTES + packet_bytes;
+size_t ln_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
+    size_t bytes = sizeof(struct ln_transport) + (size_t)ranks * sizeof(struct ln_peer) +
+                   ln_agenda_memory(ranks) + LOSSYNET_KEPT_BYTES + packet_bytes;
     if (encrypt)
-        bytes +=
-            lossynet_secure_memory(ranks) + LOSSYNET_BATCH * (packet_bytes + LOSSYNET_SECURE_BYTES);
+        bytes += ln_secure_memory(ranks) + LOSSYNET_BATCH * (packet_bytes + LOSSYNET_SECURE_BYTES);
     return bytes;
 }
 
 /* ---- close ---- */
 
-void lossynet_transport_close(struct lossynet_transport *t) {
+void ln_transport_close(struct ln_transport *t) {
     if (!t) return;
-    lossynet_progress_stop(t);
+    ln_progress_stop(t);
     if (t->link) t->link->close(t->link);
-    lossynet_secure_close(t->session.secure);
+    ln_secure_close(t->session.secure);
     pthread_cond_destroy(&t->threads.handed_back);
     pthread_mutex_destroy(&t->threads.caller);
     pthread_mutex_destroy(&t->threads.lock);
@@ -178,15 +174,15 @@ void lossynet_transport_close(struct lossynet_transport *t) {
     free(t->gathers[LOSSYNET_GATHER].kept);
     free(t->session.padding);
     free(t->session.sealed);
-    lossynet_agenda_close(&t->agenda);
+    ln_agenda_close(&t->agenda);
     free(t->peers);
     free(t);
 }
 
 /* ---- queries ---- */
 
-struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_transport *t) {
-    return (struct lossynet_transport_facts){
+struct ln_transport_facts ln_transport_facts(const struct ln_transport *t) {
+    return (struct ln_transport_facts){
         .session = t->session.id,
         .link = t->link->name,
         .payload_most = t->session.payload_most - (t->session.secure ? LOSSYNET_SECURE_BYTES : 0),
@@ -198,19 +194,19 @@ struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_t
     };
 }
 
-bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing) {
+bool ln_transport_has_failed(struct ln_transport *t, bool *missing) {
     if (t->link->features.reliable) return false;
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) missing[r] = t->peers[r].live.missed;
     const bool failed = t->failed != LOSSYNET_OK;
-    lossynet_progress_leave(t);
-    if (failed) lossynet_progress_stop(t); /* nothing writes into the vectors any more */
+    ln_progress_leave(t);
+    if (failed) ln_progress_stop(t); /* nothing writes into the vectors any more */
     return failed;
 }
 
-void lossynet_transport_counters(struct lossynet_transport *t, uint64_t *events) {
-    lossynet_progress_enter(t);
-    const struct lossynet_rejected *r = &t->receiver.rejected;
+void ln_transport_counters(struct ln_transport *t, uint64_t *events) {
+    ln_progress_enter(t);
+    const struct ln_rejected *r = &t->receiver.rejected;
     events[LOSSYNET_LATE] = r->late;
     events[LOSSYNET_DUPLICATE] = r->duplicate;
     events[LOSSYNET_REJECTED] =
@@ -218,18 +214,18 @@ void lossynet_transport_counters(struct lossynet_transport *t, uint64_t *events)
     events[LOSSYNET_OVERRUN] = t->link->overruns ? t->link->overruns(t->link) : 0;
     events[LOSSYNET_STRAGGLER] = t->receiver.stragglers;
     events[LOSSYNET_PACE] = (uint64_t)(t->pacing.rate * 8e-3);
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
 }
 
-void lossynet_transport_set_step(struct lossynet_transport *t, uint64_t step) {
-    __atomic_store_n(&t->session.step, step, __ATOMIC_RELAXED); /* lossynet_session_step */
+void ln_transport_set_step(struct ln_transport *t, uint64_t step) {
+    __atomic_store_n(&t->session.step, step, __ATOMIC_RELAXED); /* ln_session_step */
 }
 
-bool lossynet_transport_register(struct lossynet_transport *t, const void *memory, size_t bytes,
-                                 const struct lossynet_device_memory *device) {
+bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes,
+                           const struct lossynet_device_memory *device) {
     if (!t->link->register_memory || t->session.secure) return false;
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     bool done = t->link->register_memory(t->link, memory, bytes, device);
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     return done;
 }

@@ -4,7 +4,7 @@
  * phases with their buckets and packets as numbers, windows, pacing, time-outs, keys, and the
  * datagram (base/wire.h). It must not know vectors, shards, estimators, ages, or how a step goes on
  * without a packet. It uses link, crypto and base. The caller provides a `struct
- * lossynet_transport_calls`.
+ * ln_transport_calls`.
  *
  * The caller runs each phase, of either kind, with these calls:
  *
@@ -22,53 +22,52 @@
 #include "lossynet/base/base.h"
 #include "lossynet/link/link.h"
 
-struct lossynet_transport; /* opaque */
+struct ln_transport; /* opaque */
 
 /* ---- what the user of the transport provides ---- */
 
-struct lossynet_packet {  /* names one packet of a phase */
+struct ln_packet {        /* names one packet of a phase */
     int sender, receiver; /* workers; receiver LOSSYNET_EVERYONE: all workers of other ranks */
     int bucket;
     uint32_t number;   /* within the bucket */
     uint8_t gradients; /* how many gradients were added up in it (wire.h); 0: one, or unknown */
 };
 
-struct lossynet_span { /* a packet to send */
-    struct lossynet_packet packet;
+struct ln_span { /* a packet to send */
+    struct ln_packet packet;
     const void *payload;
     size_t bytes;
     bool device; /* the payload is in a device's memory, which the link can read */
 };
 
-enum lossynet_delivery { LOSSYNET_TAKEN, LOSSYNET_CAME_BEFORE, LOSSYNET_NOT_FINITE };
+enum ln_delivery { LOSSYNET_TAKEN, LOSSYNET_CAME_BEFORE, LOSSYNET_NOT_FINITE };
 
 /* Returns the bucket that leaves as number `order` of its phase. The function is its own
  * inverse. GRADIENT sends buckets in the order in which backward finishes them, and PARAMETER in
  * the opposite order, in which the next forward pass needs them. */
-static inline int lossynet_transport_bucket(lossynet_phase phase, int buckets, int order) {
+static inline int ln_transport_bucket(lossynet_phase phase, int buckets, int order) {
     return phase == LOSSYNET_GRADIENT ? order : buckets - 1 - order;
 }
 
 /* The transport calls these functions with its lock held, and also from its own thread. */
-struct lossynet_transport_calls {
+struct ln_transport_calls {
     void *context;
     /* Fills in the next packets for a rank (or LOSSYNET_EVERYONE), at most `most` and at most
      * LOSSYNET_BATCH, and returns their number. Sets *complete when no more will follow in this
      * phase. Payloads stay valid until the next call, and those in registered memory until the
      * phase ends. */
-    int (*next)(void *context, lossynet_phase phase, int rank, struct lossynet_span *spans,
-                int most, bool *complete);
+    int (*next)(void *context, lossynet_phase phase, int rank, struct ln_span *spans, int most,
+                bool *complete);
     /* Returns whether `next` has a packet now. */
     bool (*ready)(void *context, lossynet_phase phase, int rank);
     /* Returns how many packets of a bucket this rank expects from a worker of another rank. */
     uint32_t (*expected)(void *context, lossynet_phase phase, int bucket, int sender);
     /* Returns the size in bytes of a packet from another rank to a worker of this rank, or 0 if
      * there is no such packet. The transport has checked that `sender` and `bucket` exist. */
-    size_t (*bytes)(void *context, lossynet_phase phase, const struct lossynet_packet *packet);
+    size_t (*bytes)(void *context, lossynet_phase phase, const struct ln_packet *packet);
     /* Takes such a packet. Its phase and its bucket are open. */
-    enum lossynet_delivery (*deliver)(void *context, lossynet_phase phase,
-                                      const struct lossynet_packet *packet, const uint8_t *payload,
-                                      size_t bytes);
+    enum ln_delivery (*deliver)(void *context, lossynet_phase phase, const struct ln_packet *packet,
+                                const uint8_t *payload, size_t bytes);
     /* Returns what this rank acknowledges to another rank. With `make` it makes the
      * acknowledgement of the open GRADIENT phase, in which nothing more will come from that
      * rank. Otherwise it returns the last acknowledgement. */
@@ -77,17 +76,17 @@ struct lossynet_transport_calls {
 
 /* ---- open and close (session.c, progress.c) ---- */
 
-struct lossynet_transport_settings { /* fields have the same meaning in lossynet_settings */
+struct ln_transport_settings { /* fields have the same meaning in lossynet_settings */
     struct lossynet_world world;
     size_t packet_bytes;
     struct lossynet_network network;
-    struct lossynet_log_target log;
+    struct ln_log_target log;
     int pulses;      /* gathers of LOSSYNET_PULSE per step; 0: one */
     int phases[2];   /* phases per step, by kind; 0: one */
     bool late_comes; /* late gradients are sent again in the next step */
 };
 
-struct lossynet_transport_shape {
+struct ln_transport_shape {
     int workers, local, buckets; /* N of all ranks, V of this rank, B */
     size_t packet_bytes;         /* payload of a full packet, as it is sent */
     uint8_t elements;            /* format of the payloads, an enum of wire.h */
@@ -95,115 +94,110 @@ struct lossynet_transport_shape {
 
 /* Opens the link, and lets the ranks exchange what they must know of each other. Collective. On
  * failure *out is NULL and one line is logged. */
-lossynet_status lossynet_transport_open(const struct lossynet_transport_settings *settings,
-                                        lossynet_link_open link_open, lossynet_share share,
-                                        void *share_context, struct lossynet_transport **out);
+lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
+                                  ln_link_open link_open, lossynet_share share, void *share_context,
+                                  struct ln_transport **out);
 
 /* Allocates the memory that depends on the shape. With t NULL it only counts the bytes. The
  * caller must check pool->out_of_memory. */
-void lossynet_transport_shape(struct lossynet_transport *t, struct lossynet_pool *pool,
-                              const struct lossynet_transport_shape *shape,
-                              const struct lossynet_transport_calls *calls);
+void ln_transport_shape(struct ln_transport *t, struct ln_pool *pool,
+                        const struct ln_transport_shape *shape,
+                        const struct ln_transport_calls *calls);
 
 /* Starts the transport's thread. Call it after receive_begin of GRADIENT. Over a reliable link
  * there is no thread. */
-lossynet_status lossynet_transport_start(struct lossynet_transport *t);
+lossynet_status ln_transport_start(struct ln_transport *t);
 
 /* Sends LEAVE to all peers, or ABORT after a failure, and closes the transport. t may be NULL. */
-void lossynet_transport_close(struct lossynet_transport *t);
+void ln_transport_close(struct ln_transport *t);
 
 /* Returns the bytes that `open` takes in addition to the link's memory. */
-size_t lossynet_transport_memory(int ranks, size_t packet_bytes, bool encrypt);
+size_t ln_transport_memory(int ranks, size_t packet_bytes, bool encrypt);
 
 /* ---- phases (send.c, recv.c) ---- */
 
 /* Opens the next phase of this kind for receiving, and tells the peers. */
-void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_phase phase);
+void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase);
 /* Opens the phase for sending. The data that `next` reads is ready, and the caller must not
  * change it from now on. */
-void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase phase);
+void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase);
 /* Says that there is more to send. Any thread may call it. */
-void lossynet_transport_wake(struct lossynet_transport *t);
+void ln_transport_wake(struct ln_transport *t);
 
 /* Waits until no more packets of one bucket will come. It does not wait for our own packets to
  * leave. Packets of the bucket that come later are refused. */
-lossynet_status lossynet_transport_wait_bucket(struct lossynet_transport *t, lossynet_phase phase,
-                                               int bucket);
+lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase phase, int bucket);
 /* Does the same without waiting. Returns false, and changes nothing, if more packets may still
  * come. */
-bool lossynet_transport_close_bucket(struct lossynet_transport *t, lossynet_phase phase,
-                                     int bucket);
+bool ln_transport_close_bucket(struct ln_transport *t, lossynet_phase phase, int bucket);
 /* Returns whether one of the two calls above has closed the bucket. Any thread may call it. */
-bool lossynet_transport_bucket_is_over(const struct lossynet_transport *t, lossynet_phase phase,
-                                       int bucket);
+bool ln_transport_bucket_is_over(const struct ln_transport *t, lossynet_phase phase, int bucket);
 /* Waits until no more packets of the phase will come and ours have left, then closes the phase. */
-lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_phase phase);
+lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase);
 /* Runs the loop once if the transport has no thread. Returns whether it has none. */
-bool lossynet_transport_turn(struct lossynet_transport *t);
+bool ln_transport_turn(struct ln_transport *t);
 /* Waits until all our packets of a phase have left. */
-lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_phase phase);
+lossynet_status ln_transport_drain(struct ln_transport *t, lossynet_phase phase);
 
 /* ---- messages that are repeated until they arrive (message.c) ---- */
 
 /* Every rank sends some bytes to each other rank and receives some. The part for rank r is bytes
  * out_offset[r] ... out_offset[r + 1] of `out`; the part from rank r is bytes in_offset[r] ...
  * in_offset[r + 1] of `in`. A rank's part for itself is ignored. Collective. */
-lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void *out,
-                                        const size_t *out_offset, void *in,
-                                        const size_t *in_offset);
+lossynet_status ln_transport_swap(struct ln_transport *t, const void *out, const size_t *out_offset,
+                                  void *in, const size_t *in_offset);
 /* Gathers the parts of all ranks in place. Rank r's part of `data` is bytes offset[r] ...
  * offset[r + 1]. Collective. */
-lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
-                                          const size_t *offset);
+lossynet_status ln_transport_gather(struct ln_transport *t, void *data, const size_t *offset);
 /* Does the same, but goes on without the parts of late ranks. Sets came[r] if rank r's part is
  * complete; otherwise the bytes of its part are undefined. A step has settings.pulses calls of
  * this and the next function. */
-lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
-                                         const size_t *offset, uint8_t *came);
-/* Does what lossynet_transport_swap does, but goes on without late ranks in the same way. */
-lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, const void *out,
-                                              const size_t *out_offset, void *in,
-                                              const size_t *in_offset, uint8_t *came);
+lossynet_status ln_transport_pulse(struct ln_transport *t, void *data, const size_t *offset,
+                                   uint8_t *came);
+/* Does what ln_transport_swap does, but goes on without late ranks in the same way. */
+lossynet_status ln_transport_swap_pulse(struct ln_transport *t, const void *out,
+                                        const size_t *out_offset, void *in, const size_t *in_offset,
+                                        uint8_t *came);
 /* Asks ranks for their missing parts, after a swap_pulse that acknowledged a GRADIENT phase
  * (ask.c). Sets came[r] to 1 if rank r's part came, and to LOSSYNET_NOTHING_SENT if it did not
  * and we have sent rank r nothing in this step. */
 enum { LOSSYNET_NOTHING_SENT = 2 };
-lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in,
-                                       const size_t *in_offset, uint8_t *came);
+lossynet_status ln_transport_ask(struct ln_transport *t, uint8_t *in, const size_t *in_offset,
+                                 uint8_t *came);
 /* Call it with `whole` false before the caller makes its acknowledgements of the phase that has
  * ended, and with `whole` true after. In between the transport answers no questions about them. */
-void lossynet_transport_acknowledges(struct lossynet_transport *t, bool whole);
+void ln_transport_acknowledges(struct ln_transport *t, bool whole);
 /* Returns whether another rank has begun a swap or gather that this rank has not begun. */
-bool lossynet_transport_is_called(struct lossynet_transport *t);
+bool ln_transport_is_called(struct ln_transport *t);
 
 /* ---- late ranks (deadline.c); settings.phases and settings.pulses belong to a step ---- */
 
 /* Returns how many steps at least half of the ranks are ahead of this rank. Call it between
  * steps. */
-uint32_t lossynet_transport_position(struct lossynet_transport *t);
+uint32_t ln_transport_position(struct ln_transport *t);
 /* Returns whether this rank is late: at least half of the ranks have gone on to a later GRADIENT
  * phase, and some peer closed the present one before all of our packets had left. */
-bool lossynet_transport_is_late(struct lossynet_transport *t);
+bool ln_transport_is_late(struct ln_transport *t);
 /* Says that this rank has begun a step and will average its GRADIENT phase. idle: this rank has
  * no gradient in it. */
-void lossynet_transport_stays(struct lossynet_transport *t, bool idle);
+void ln_transport_stays(struct ln_transport *t, bool idle);
 /* Sets idle[r] if rank r has said that it has no gradient in the GRADIENT phase that ended last. */
-void lossynet_transport_idle(struct lossynet_transport *t, bool *idle);
+void ln_transport_idle(struct ln_transport *t, bool *idle);
 /* Returns whether another rank has begun the step of the present GRADIENT phase more than a
  * deadline ago. */
-bool lossynet_transport_is_behind(struct lossynet_transport *t);
+bool ln_transport_is_behind(struct ln_transport *t);
 /* Leaves out the phases and pulses of `steps` steps, 0 or more. Call it between steps, after the
  * PARAMETER phase has ended. After it no GRADIENT phase is open until receive_begin. */
-void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps);
+void ln_transport_jump(struct ln_transport *t, uint32_t steps);
 /* Sets late[r] to the number of steps whose first GRADIENT phase this rank ended without rank r. */
-void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late);
+void ln_transport_lateness(struct ln_transport *t, uint64_t *late);
 /* Returns whether a rank may still send packets of the phase that ended last: this rank did not
  * end the phase without it, and it has something to send. */
-bool lossynet_transport_sends_again(struct lossynet_transport *t, lossynet_phase phase, int rank);
+bool ln_transport_sends_again(struct ln_transport *t, lossynet_phase phase, int rank);
 
 /* ---- queries ---- */
 
-struct lossynet_transport_facts {
+struct ln_transport_facts {
     uint64_t session;    /* random, the same on all ranks */
     const char *link;    /* its name */
     size_t payload_most; /* bytes that fit a datagram beside header and trailer */
@@ -214,30 +208,30 @@ struct lossynet_transport_facts {
     bool reads_devices;  /* payloads may be in a device's memory */
 };
 
-struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_transport *t);
+struct ln_transport_facts ln_transport_facts(const struct ln_transport *t);
 
 /* Returns whether a peer has made a call fail (lossynet_trainer.h, lossynet_has_failed). Over a reliable
  * link it returns false. */
-bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing);
+bool ln_transport_has_failed(struct ln_transport *t, bool *missing);
 
 /* Counts what happened in the network since open, in events[LOSSYNET_EVENTS]. LOSSYNET_PACE is
  * the present value. */
-void lossynet_transport_counters(struct lossynet_transport *t, uint64_t *events);
+void ln_transport_counters(struct ln_transport *t, uint64_t *events);
 
 /* Sets the caller's step, which lines of the log name. */
-void lossynet_transport_set_step(struct lossynet_transport *t, uint64_t step);
+void ln_transport_set_step(struct ln_transport *t, uint64_t step);
 
 /* Lets the link's hardware read payloads in this memory in place, until close. Returns false if
  * the link copies them instead. */
-bool lossynet_transport_register(struct lossynet_transport *t, const void *memory, size_t bytes,
-                                 const struct lossynet_device_memory *device);
+bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes,
+                           const struct lossynet_device_memory *device);
 
 /* ---- the network before a run (probe.c) ---- */
 
 /* Sends test datagrams from every rank to every other (lossynet_trainer.h, lossynet_probe). */
-lossynet_status lossynet_transport_probe(const struct lossynet_transport_settings *settings,
-                                         lossynet_link_open link_open, lossynet_share share,
-                                         void *share_context, const int *node, double seconds,
-                                         struct lossynet_path *out, const char **link_name);
+lossynet_status ln_transport_probe(const struct ln_transport_settings *settings,
+                                   ln_link_open link_open, lossynet_share share,
+                                   void *share_context, const int *node, double seconds,
+                                   struct lossynet_path *out, const char **link_name);
 
 #endif

@@ -38,28 +38,28 @@ static int share(int queue, int peers) {
 }
 
 /* Returns the smallest window, which is enough over short paths. */
-static int least(const struct lossynet_transport *t, int most) {
+static int least(const struct ln_transport *t, int most) {
     const int window = share(QUEUE_SHORT, t->world.ranks - 1);
     const int enough = window < WINDOW_SHORT ? window : WINDOW_SHORT;
     return most < enough ? most : enough;
 }
 
-void lossynet_window_open(struct lossynet_transport *t) {
+void ln_window_open(struct ln_transport *t) {
     t->session.window = share(t->link->features.receive_queue, t->world.ranks - 1);
     t->session.credit_every = (least(t, t->session.window) + 3) / 4;
 }
 
-void lossynet_window_told(struct lossynet_transport *t, int peer, int most) {
-    struct lossynet_window *w = &t->peers[peer].flow.window;
+void ln_window_told(struct ln_transport *t, int peer, int most) {
+    struct ln_window *w = &t->peers[peer].flow.window;
     w->most = most;
     w->least = w->now = least(t, most);
 }
 
 /* Logs once that the receive queue of a peer's host is so small that the path is partly idle. Only
  * rank 0 does so, and rank 1 about rank 0. */
-static void tell(struct lossynet_transport *t, int peer) {
-    const struct lossynet_link_features *link = &t->link->features;
-    const struct lossynet_window *w = &t->peers[peer].flow.window;
+static void tell(struct ln_transport *t, int peer) {
+    const struct ln_link_features *link = &t->link->features;
+    const struct ln_window *w = &t->peers[peer].flow.window;
     const double round_trip = t->peers[peer].round_trip.least;
     const double bytes = (double)(WIRE_HEADER_BYTES + t->shape.packet_bytes) + PATH_HEADERS;
     const double needed = 2 * EXAMPLE * round_trip / bytes * (double)link->queue_bytes;
@@ -71,14 +71,14 @@ static void tell(struct lossynet_transport *t, int peer) {
                  "1 Gbit/s takes a receive buffer of %.0f MiB on each host: as root, sysctl -w "
                  "%s=%.0f",
                  ceil(needed / 0x1p20), link->queue_setting, ceil(needed / 0x1p20) * 0x1p20);
-    lossynet_log(
-        "rank %d: a round trip of %.3g ms to rank %d, whose receive buffer has room for %d "
-        "packets of each rank, leaves at most %.3g Mbit/s to it; %s",
-        t->world.rank, 1e3 * round_trip, peer, w->most, 8e-6 * w->most * bytes / round_trip, what);
+    ln_log("rank %d: a round trip of %.3g ms to rank %d, whose receive buffer has room for %d "
+           "packets of each rank, leaves at most %.3g Mbit/s to it; %s",
+           t->world.rank, 1e3 * round_trip, peer, w->most, 8e-6 * w->most * bytes / round_trip,
+           what);
 }
 
-void lossynet_window_report(struct lossynet_transport *t, int peer, uint32_t came) {
-    struct lossynet_window *w = &t->peers[peer].flow.window;
+void ln_window_report(struct ln_transport *t, int peer, uint32_t came) {
+    struct ln_window *w = &t->peers[peer].flow.window;
     const double round_trip = t->peers[peer].round_trip.least, now = t->receiver.now;
     if (round_trip == 0 || came == w->came) return;
     const double seconds = now - w->since, rate = (int32_t)(came - w->came) / seconds;

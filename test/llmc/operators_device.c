@@ -142,7 +142,7 @@ void test_round_blocks(void **state) {
     for (int s = 0; s < 8 * LENGTH(shapes); s++) {
         const size_t n = shapes[s / 8][0], packet = shapes[s / 8][1];
         const bool random = s % 2, some = s / 4 % 2;
-        const struct lossynet_rounding r = {
+        const struct ln_rounding r = {
             .dtype = s / 2 % 2 ? LOSSYNET_INT4 : LOSSYNET_INT8, .random = random, .key = key};
         if (!b->round_blocks || too_large(n)) continue;
         const size_t packets = (n + packet - 1) / packet, bytes = n * sizeof(float);
@@ -152,12 +152,12 @@ void test_round_blocks(void **state) {
         assert_true(from && want && got && arrived && there);
         fill_blocks(from, n);
         for (size_t k = 0; k < packets; k++) arrived[k] = !some || random_uniform() > 0;
-        lossynet_elements_copy(&r, want, from, n);
+        ln_elements_copy(&r, want, from, n);
         b->upload(there, from, bytes);
         for (int again = 0; again < 2; again++) { /* into memory of zeros, then in place */
             float *to = again ? there : there + n;
-            b->round_blocks(to, there, some ? arrived : NULL, n, packet,
-                            lossynet_block_bits(r.dtype), random ? &key : NULL);
+            b->round_blocks(to, there, some ? arrived : NULL, n, packet, ln_block_bits(r.dtype),
+                            random ? &key : NULL);
             b->download(got, to, bytes);
             for (size_t j = 0; j < n; j++) {
                 const float other = again ? from[j] : 0;

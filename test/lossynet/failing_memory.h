@@ -1,4 +1,4 @@
-/* failing_memory.h — allocations of lossynet that fail. Linked with --wrap=lossynet_memory_take. */
+/* failing_memory.h — allocations of lossynet that fail. Linked with --wrap=ln_memory_take. */
 #ifndef TEST_FAILING_MEMORY_H
 #define TEST_FAILING_MEMORY_H
 
@@ -7,12 +7,12 @@
 /* The allocation after this many more fails; negative: none does. */
 static int memory_fail_after = -1;
 
-void *__real_lossynet_memory_take(size_t count, size_t size);
-void *__wrap_lossynet_memory_take(size_t count, size_t size);
+void *__real_ln_memory_take(size_t count, size_t size);
+void *__wrap_ln_memory_take(size_t count, size_t size);
 
-void *__wrap_lossynet_memory_take(size_t count, size_t size) {
+void *__wrap_ln_memory_take(size_t count, size_t size) {
     if (memory_fail_after >= 0 && memory_fail_after-- == 0) return NULL;
-    return __real_lossynet_memory_take(count, size);
+    return __real_ln_memory_take(count, size);
 }
 
 #endif

@@ -8,7 +8,7 @@
 enum { FAKE_ANSWERS = 256, FAKE_BYTES = WIRE_HEADER_BYTES + WIRE_STATE_BYTES };
 
 static struct {
-    struct lossynet_link link;
+    struct ln_link link;
     size_t room; /* bytes of payload; 0: 4096 */
     /* Called in the progress engine's thread for each datagram that rank 0 sends; NULL: not. */
     void (*hear)(int peer, const uint8_t *header);
@@ -25,41 +25,40 @@ static inline void fake_answer(int peer, const uint8_t datagram[FAKE_BYTES]) {
     fake.peer[fake.answers++] = peer;
 }
 
-static lossynet_status fake_send(struct lossynet_link *link, int peer,
-                                 const struct lossynet_datagram *batch, int count) {
+static lossynet_status fake_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
+                                 int count) {
     (void)link;
     for (int i = 0; fake.hear && i < count; i++) fake.hear(peer, batch[i].header);
     return LOSSYNET_OK;
 }
 
-static int fake_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+static int fake_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     (void)link;
     int n = 0;
     for (; n < LOSSYNET_BATCH && fake.floods; n++)
-        arrivals[n] = (struct lossynet_arrival){.bytes = fake.shown[n], .count = 1, .peer = -1};
+        arrivals[n] = (struct ln_arrival){.bytes = fake.shown[n], .count = 1, .peer = -1};
     for (; n < LOSSYNET_BATCH && fake.answers > 0; n++) {
         memcpy(fake.shown[n], fake.answer[--fake.answers], FAKE_BYTES);
-        arrivals[n] = (struct lossynet_arrival){
+        arrivals[n] = (struct ln_arrival){
             .bytes = fake.shown[n], .count = FAKE_BYTES, .peer = fake.peer[fake.answers]};
     }
     return n;
 }
 
-static void fake_wait(struct lossynet_link *link, double seconds) {
+static void fake_wait(struct ln_link *link, double seconds) {
     (void)link;
     seconds = fmin(seconds, 1e-3);
     nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
 }
 
-static void fake_nothing(struct lossynet_link *link) {
+static void fake_nothing(struct ln_link *link) {
     (void)link;
 }
 
-/* A lossynet_link_open; what the test hears is chosen before. */
-static lossynet_status fake_open(const struct lossynet_link_settings *settings,
-                                 struct lossynet_link **out) {
+/* A ln_link_open; what the test hears is chosen before. */
+static lossynet_status fake_open(const struct ln_link_settings *settings, struct ln_link **out) {
     (void)settings;
-    fake.link = (struct lossynet_link){
+    fake.link = (struct ln_link){
         .name = "test",
         .features.payload_most = fake.room ? fake.room : 4096,
         .features.receive_queue = 1000,

@@ -29,7 +29,7 @@ struct lent { /* a payload in registered memory, sent and not settled */
 enum { REGIONS = 3 * SCENARIO_WORKERS };
 
 struct mail_link {
-    struct lossynet_link link;
+    struct ln_link link;
     int rank;
     struct letter *read[LOSSYNET_BATCH];
     int count;
@@ -49,7 +49,7 @@ static struct {
     atomic_int from_device;
 } office;
 
-static bool mail_register(struct lossynet_link *link, const void *memory, size_t bytes,
+static bool mail_register(struct ln_link *link, const void *memory, size_t bytes,
                           const struct lossynet_device_memory *device) {
     struct mail_link *mail = (struct mail_link *)link;
     (void)device;
@@ -71,7 +71,7 @@ static void lend(struct mail_link *mail, const uint8_t *payload, size_t bytes) {
     }
 }
 
-static void mail_settle(struct lossynet_link *link) {
+static void mail_settle(struct ln_link *link) {
     struct mail_link *mail = (struct mail_link *)link;
     for (struct lent *lent; (lent = mail->lent); free(lent)) {
         mail->lent = lent->next;
@@ -80,8 +80,8 @@ static void mail_settle(struct lossynet_link *link) {
     }
 }
 
-static lossynet_status mail_send(struct lossynet_link *link, int peer,
-                                 const struct lossynet_datagram *batch, int count) {
+static lossynet_status mail_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
+                                 int count) {
     struct mail_link *mail = (struct mail_link *)link;
     lossynet_status status = LOSSYNET_OK;
     pthread_mutex_lock(&office.lock);
@@ -112,7 +112,7 @@ static void forget(struct mail_link *mail) {
     mail->count = 0;
 }
 
-static int mail_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+static int mail_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     struct mail_link *mail = (struct mail_link *)link;
     forget(mail);
     pthread_mutex_lock(&office.lock);
@@ -120,7 +120,7 @@ static int mail_receive(struct lossynet_link *link, struct lossynet_arrival *arr
         struct letter *letter = office.first[mail->rank];
         office.first[mail->rank] = letter->next;
         if (!letter->next) office.last[mail->rank] = &office.first[mail->rank];
-        arrivals[mail->count] = (struct lossynet_arrival){
+        arrivals[mail->count] = (struct ln_arrival){
             .bytes = letter->datagram, .count = letter->bytes, .peer = letter->from};
         mail->read[mail->count++] = letter;
     }
@@ -128,9 +128,9 @@ static int mail_receive(struct lossynet_link *link, struct lossynet_arrival *arr
     return mail->count;
 }
 
-static void mail_wait(struct lossynet_link *link, double seconds) {
+static void mail_wait(struct ln_link *link, double seconds) {
     struct mail_link *mail = (struct mail_link *)link;
-    const double now = lossynet_now(), whole = floor(now + seconds);
+    const double now = ln_now(), whole = floor(now + seconds);
     const struct timespec until = {(time_t)whole, (long)((now + seconds - whole) * 1e9)};
     pthread_mutex_lock(&office.lock);
     for (int late = 0; !mail->woken && !office.first[mail->rank] && !late;)
@@ -139,7 +139,7 @@ static void mail_wait(struct lossynet_link *link, double seconds) {
     pthread_mutex_unlock(&office.lock);
 }
 
-static void mail_wake(struct lossynet_link *link) {
+static void mail_wake(struct ln_link *link) {
     struct mail_link *mail = (struct mail_link *)link;
     pthread_mutex_lock(&office.lock);
     mail->woken = true;
@@ -147,19 +147,18 @@ static void mail_wake(struct lossynet_link *link) {
     pthread_mutex_unlock(&office.lock);
 }
 
-static void mail_close(struct lossynet_link *link) {
+static void mail_close(struct ln_link *link) {
     struct mail_link *mail = (struct mail_link *)link;
     forget(mail);
     for (struct lent *lent; (lent = mail->lent); free(lent)) mail->lent = lent->next;
     free(link);
 }
 
-/* A lossynet_link_open: reliable. */
-static lossynet_status mail_open(const struct lossynet_link_settings *settings,
-                                 struct lossynet_link **out) {
+/* A ln_link_open: reliable. */
+static lossynet_status mail_open(const struct ln_link_settings *settings, struct ln_link **out) {
     struct mail_link *mail = calloc(1, sizeof *mail);
     mail->rank = settings->world.rank;
-    mail->link = (struct lossynet_link){
+    mail->link = (struct ln_link){
         .name = "mail",
         .features.reliable = true,
         .features.checks_payload = true,
@@ -177,9 +176,9 @@ static lossynet_status mail_open(const struct lossynet_link_settings *settings,
     return LOSSYNET_OK;
 }
 
-/* A lossynet_link_open: might lose. */
-static lossynet_status post_office_open(const struct lossynet_link_settings *settings,
-                                        struct lossynet_link **out) {
+/* A ln_link_open: might lose. */
+static lossynet_status post_office_open(const struct ln_link_settings *settings,
+                                        struct ln_link **out) {
     lossynet_status status = mail_open(settings, out);
     (*out)->features.reliable = false;
     return status;
@@ -192,7 +191,7 @@ static void office_open(int sends_left) {
     pthread_mutex_init(&office.lock, NULL);
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of lossynet_now */
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of ln_now */
     for (int r = 0; r < RANKS; r++) {
         pthread_cond_init(&office.news[r], &clock);
         office.last[r] = &office.first[r];
@@ -223,7 +222,7 @@ static int nap(int rank, int peer, const uint8_t *datagram, size_t bytes) {
 }
 
 /* What so many ranks compute; it must be the same in each of them. */
-static uint64_t digest_of(int ranks, lossynet_link_open open, bool hurry,
+static uint64_t digest_of(int ranks, ln_link_open open, bool hurry,
                           const struct lossynet_settings *settings,
                           void (*work)(struct rank *, struct lossynet_comm *)) {
     struct rank rank[RANKS];
@@ -231,7 +230,7 @@ static uint64_t digest_of(int ranks, lossynet_link_open open, bool hurry,
     run_ranks(ranks, settings, open, work, rank, hurry ? nap : NULL);
     office_close();
     for (int r = 0; r < ranks; r++) {
-        const struct lossynet_rejected none = {0};
+        const struct ln_rejected none = {0};
         assert_int_equal(rank[r].status, LOSSYNET_OK);
         assert_true(rank[r].digest == rank[0].digest && rank[r].digest);
         assert_memory_equal(&rank[r].rejected, &none, sizeof none);

@@ -14,8 +14,8 @@ struct format {
 static const struct format formats[] = {{LOSSYNET_INT8, 127}, {LOSSYNET_INT4, 7}};
 enum { FORMATS = sizeof formats / sizeof *formats };
 
-static struct lossynet_rounding rounding(lossynet_wire_dtype dtype, bool random, uint64_t key) {
-    return (struct lossynet_rounding){.dtype = dtype, .random = random, .key = key};
+static struct ln_rounding rounding(lossynet_wire_dtype dtype, bool random, uint64_t key) {
+    return (struct ln_rounding){.dtype = dtype, .random = random, .key = key};
 }
 
 /* The smallest power of 2 of which `most` are not less than the largest element. */
@@ -41,11 +41,11 @@ static void check(const struct format *f, const float *x, size_t n, bool random,
     enum { MOST = 512 };
     float once[MOST], twice[MOST], other[MOST], packed_twice[MOST];
     uint8_t payload[MOST * 2 + 1];
-    const size_t bytes = lossynet_payload_bytes(f->dtype, n);
-    const struct lossynet_rounding r = rounding(f->dtype, random, key);
-    const struct lossynet_rounding again = rounding(f->dtype, !random, key + 7);
+    const size_t bytes = ln_payload_bytes(f->dtype, n);
+    const struct ln_rounding r = rounding(f->dtype, random, key);
+    const struct ln_rounding again = rounding(f->dtype, !random, key + 7);
     assert_true(n <= MOST && bytes < sizeof payload);
-    lossynet_elements_copy(&r, once, x, n);
+    ln_elements_copy(&r, once, x, n);
     for (size_t i = 0; i < n; i++) {
         const size_t block = i / BLOCK * BLOCK, count = n - block < BLOCK ? n - block : BLOCK;
         const double unit = unit_of(x + block, count, f->most);
@@ -54,15 +54,15 @@ static void check(const struct format *f, const float *x, size_t n, bool random,
         assert_true(q == rint(q) && fabs(q) <= f->most);
         if (random ? error >= 1 : error > 0.5) fail_msg("%a becomes %a", x[i], once[i]);
     }
-    lossynet_elements_copy(&again, twice, once, n); /* rounding what is rounded changes nothing */
+    ln_elements_copy(&again, twice, once, n); /* rounding what is rounded changes nothing */
     assert_memory_equal(twice, once, n * sizeof *once);
     payload[bytes + 1] = 0xa5;
-    lossynet_elements_pack(&r, payload + 1, x, n);
+    ln_elements_pack(&r, payload + 1, x, n);
     assert_int_equal(payload[bytes + 1], 0xa5);
-    lossynet_elements_unpack(f->dtype, other, payload + 1, n);
+    ln_elements_unpack(f->dtype, other, payload + 1, n);
     assert_memory_equal(other, once, n * sizeof *once);
-    lossynet_elements_pack(&again, payload, once, n);
-    lossynet_elements_unpack(f->dtype, packed_twice, payload, n);
+    ln_elements_pack(&again, payload, once, n);
+    ln_elements_unpack(f->dtype, packed_twice, payload, n);
     assert_memory_equal(packed_twice, once, n * sizeof *once);
 }
 
@@ -114,20 +114,20 @@ static void test_not_finite(void **state) {
         for (int i = 0; i < 3; i++) {
             float x[96], y[96];
             uint8_t payload[200];
-            const struct lossynet_rounding r = rounding(formats[f].dtype, i % 2, 1);
+            const struct ln_rounding r = rounding(formats[f].dtype, i % 2, 1);
             for (int e = 0; e < 96; e++) x[e] = e == 40 ? wrong[i] : 1;
-            lossynet_elements_pack(&r, payload, x, 96);
-            lossynet_elements_unpack(r.dtype, y, payload, 96);
+            ln_elements_pack(&r, payload, x, 96);
+            ln_elements_unpack(r.dtype, y, payload, 96);
             for (int e = 0; e < 96; e++) assert_true(isnan(y[e]) == (e / BLOCK == 1));
-            assert_false(lossynet_elements_are_finite(r.dtype, payload, 96));
-            assert_true(lossynet_elements_are_finite(r.dtype, payload, 32));
+            assert_false(ln_elements_are_finite(r.dtype, payload, 96));
+            assert_true(ln_elements_are_finite(r.dtype, payload, 32));
         }
         for (int exponent = -126; exponent < 128; exponent++) { /* as for float32: up to 2^64 */
             const float x = ldexpf(1.25f, exponent);
-            const struct lossynet_rounding r = rounding(formats[f].dtype, false, 1);
+            const struct ln_rounding r = rounding(formats[f].dtype, false, 1);
             uint8_t payload[8];
-            lossynet_elements_pack(&r, payload, &x, 1);
-            assert_int_equal(lossynet_elements_are_finite(r.dtype, payload, 1), exponent < 63);
+            ln_elements_pack(&r, payload, &x, 1);
+            assert_int_equal(ln_elements_are_finite(r.dtype, payload, 1), exponent < 63);
         }
     }
 }
@@ -143,9 +143,9 @@ static void test_random_rounding_is_unbiased(void **state) {
         for (int e = 0; e < BLOCK; e++) x[e] = (float)(e - 16) / BLOCK;
         x[0] = (float)formats[f].most;
         for (uint64_t i = 0; i < N / BLOCK; i++) {
-            struct lossynet_rounding r = rounding(formats[f].dtype, true, random_bits(9, i / 2, 0));
+            struct ln_rounding r = rounding(formats[f].dtype, true, random_bits(9, i / 2, 0));
             r.offset = i % 2 * BLOCK;
-            lossynet_elements_copy(&r, y, x, BLOCK);
+            ln_elements_copy(&r, y, x, BLOCK);
             assert_true(y[0] == x[0]);
             for (int e = 1; e < BLOCK; e++) {
                 const double error = (double)y[e] - (double)x[e];
@@ -183,18 +183,18 @@ static struct lossynet_settings blocks_settings(lossynet_wire_dtype dtype, doubl
 /* Every shard of x as packets hold it, each unpacked alone: `sender` -1 for the owner. */
 static void travel(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                    const float *x, float *out) {
-    const struct lossynet_partition *p = &comm->partition;
+    const struct ln_partition *p = &comm->partition;
     uint8_t payload[PACKET];
     for (int b = 0; b < BUCKETS; b++) {
         for (int owner = 0; owner < WORKERS; owner++) {
-            for (size_t k = 0; k < lossynet_shard_packets(p, b, owner); k++) {
+            for (size_t k = 0; k < ln_shard_packets(p, b, owner); k++) {
                 size_t offset, count;
-                lossynet_packet_span(p, b, owner, k, &offset, &count);
-                const struct lossynet_rounding r =
-                    lossynet_rounding_of(comm, phase, sender < 0 ? owner : sender, offset);
-                assert_true(lossynet_payload_bytes(r.dtype, count) <= PACKET);
-                lossynet_elements_pack(&r, payload, x + offset, count);
-                lossynet_elements_unpack(r.dtype, out + offset, payload, count);
+                ln_packet_span(p, b, owner, k, &offset, &count);
+                const struct ln_rounding r =
+                    ln_rounding_of(comm, phase, sender < 0 ? owner : sender, offset);
+                assert_true(ln_payload_bytes(r.dtype, count) <= PACKET);
+                ln_elements_pack(&r, payload, x + offset, count);
+                ln_elements_unpack(r.dtype, out + offset, payload, count);
             }
         }
     }
@@ -300,15 +300,15 @@ static void test_bytes(void **state) {
         settings.retransmission_rounds[0] = settings.retransmission_rounds[1] = 1;
         struct lossynet_counters c;
         struct lossynet_comm *comm = open_alone(&settings);
-        const struct lossynet_partition *p = &comm->partition;
+        const struct ln_partition *p = &comm->partition;
         size_t bytes[2] = {0};
         for (int b = 0; b < BUCKETS; b++) {
             for (int w = 0; w < WORKERS; w++) {
-                for (size_t k = 0; k < lossynet_shard_packets(p, b, w); k++) {
+                for (size_t k = 0; k < ln_shard_packets(p, b, w); k++) {
                     size_t offset, count;
-                    lossynet_packet_span(p, b, w, k, &offset, &count);
-                    bytes[LOSSYNET_GRADIENT] += lossynet_payload_bytes(formats[f].dtype, count);
-                    bytes[LOSSYNET_PARAMETER] += lossynet_payload_bytes(LOSSYNET_INT8, count);
+                    ln_packet_span(p, b, w, k, &offset, &count);
+                    bytes[LOSSYNET_GRADIENT] += ln_payload_bytes(formats[f].dtype, count);
+                    bytes[LOSSYNET_PARAMETER] += ln_payload_bytes(LOSSYNET_INT8, count);
                 }
             }
         }
@@ -324,11 +324,11 @@ static void test_bytes(void **state) {
         free_vectors(x);
         lossynet_close(comm);
     }
-    assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT8, 32), 33);
-    assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT8, 33), 35);
-    assert_int_equal(lossynet_payload_elements(LOSSYNET_INT8, 1472), 44 * 32);
-    assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT4, 32), 17);
-    assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT4, 33), 19);
+    assert_int_equal(ln_payload_bytes(LOSSYNET_INT8, 32), 33);
+    assert_int_equal(ln_payload_bytes(LOSSYNET_INT8, 33), 35);
+    assert_int_equal(ln_payload_elements(LOSSYNET_INT8, 1472), 44 * 32);
+    assert_int_equal(ln_payload_bytes(LOSSYNET_INT4, 32), 17);
+    assert_int_equal(ln_payload_bytes(LOSSYNET_INT4, 33), 19);
 }
 
 /* From the start on, and as long as nothing is lost, replicas are not apart: what others have is
@@ -451,9 +451,9 @@ static void masked_copy(float *to, const float *from, const uint8_t *arrived, si
 static void round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet, int bits, const uint64_t *key) {
     for (size_t j = 0; j < n; j += packet) {
-        const struct lossynet_rounding r = {of_bits(bits), key != NULL, key ? *key : 0, j};
+        const struct ln_rounding r = {of_bits(bits), key != NULL, key ? *key : 0, j};
         if (!arrived || arrived[j / packet])
-            lossynet_elements_copy(&r, to + j, from + j, n - j < packet ? n - j : packet);
+            ln_elements_copy(&r, to + j, from + j, n - j < packet ? n - j : packet);
     }
 }
 

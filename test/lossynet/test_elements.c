@@ -4,8 +4,8 @@
  */
 #include "test_lossynet.h"
 
-static const struct lossynet_rounding bf16 = {.dtype = LOSSYNET_BF16};
-static const struct lossynet_rounding float32 = {.dtype = LOSSYNET_FLOAT32};
+static const struct ln_rounding bf16 = {.dtype = LOSSYNET_BF16};
+static const struct ln_rounding float32 = {.dtype = LOSSYNET_FLOAT32};
 
 static float from_bits(uint32_t bits) {
     float x;
@@ -20,7 +20,7 @@ static uint32_t bits_of(float x) {
 }
 
 static float rounded(float x) {
-    lossynet_elements_copy(&bf16, &x, &x, 1);
+    ln_elements_copy(&bf16, &x, &x, 1);
     return x;
 }
 
@@ -37,8 +37,8 @@ static void check_bits(uint32_t bits) {
     const float x = from_bits(bits), got = rounded(x);
     uint8_t packed[2];
     float unpacked;
-    lossynet_elements_pack(&bf16, packed, &x, 1);
-    lossynet_elements_unpack(LOSSYNET_BF16, &unpacked, packed, 1);
+    ln_elements_pack(&bf16, packed, &x, 1);
+    ln_elements_unpack(LOSSYNET_BF16, &unpacked, packed, 1);
     assert_int_equal(bits_of(unpacked), bits_of(got));
     assert_int_equal(bits_of(got) & 0xffff, 0);
     if (isnan(x)) {
@@ -46,7 +46,7 @@ static void check_bits(uint32_t bits) {
     } else if (bits_of(got) != bits_of(reference(x))) {
         fail_msg("%a becomes %a, expected %a", x, got, reference(x));
     }
-    const bool finite = lossynet_elements_are_finite(LOSSYNET_BF16, packed, 1);
+    const bool finite = ln_elements_are_finite(LOSSYNET_BF16, packed, 1);
     assert_int_equal(finite, fabsf(got) < 0x1p64f);
     assert_int_equal(bits_of(rounded(got)), bits_of(got)); /* twice is as once */
 }
@@ -86,14 +86,14 @@ static void test_float32_is_copied(void **state) {
     uint8_t payload[sizeof x + 1];
     float out[4];
     memcpy(payload + 1, x, sizeof x);
-    lossynet_elements_unpack(LOSSYNET_FLOAT32, out, payload + 1, 4);
+    ln_elements_unpack(LOSSYNET_FLOAT32, out, payload + 1, 4);
     assert_memory_equal(out, x, sizeof x);
-    assert_true(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 1, 1));
-    assert_false(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 1, 2));
-    assert_true(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 9, 1));
-    assert_false(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 9, 2));
+    assert_true(ln_elements_are_finite(LOSSYNET_FLOAT32, payload + 1, 1));
+    assert_false(ln_elements_are_finite(LOSSYNET_FLOAT32, payload + 1, 2));
+    assert_true(ln_elements_are_finite(LOSSYNET_FLOAT32, payload + 9, 1));
+    assert_false(ln_elements_are_finite(LOSSYNET_FLOAT32, payload + 9, 2));
     memset(out, 0, sizeof out);
-    lossynet_elements_copy(&float32, out, x, 4);
+    ln_elements_copy(&float32, out, x, 4);
     assert_memory_equal(out, x, sizeof x);
 }
 
@@ -142,8 +142,8 @@ static void test_packets_are_whole_vectors(void **state) {
         for (int i = 0; i < 2 * 3 * 4; i++) {
             const size_t trailer = i % 2 ? LOSSYNET_SECURE_BYTES : 0;
             const size_t room = (frame[f] - headers[i / 2 % 3] - trailer) / 4 * 4;
-            const size_t bytes = lossynet_payload_default(dtype[i / 6], room);
-            const size_t elements = lossynet_payload_elements(dtype[i / 6], bytes);
+            const size_t bytes = ln_payload_default(dtype[i / 6], room);
+            const size_t elements = ln_payload_elements(dtype[i / 6], bytes);
             assert_true(bytes + 31 >= room && bytes <= room);
             assert_true(elements > 0 && elements % 8 == 0);
         }

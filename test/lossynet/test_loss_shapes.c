@@ -4,21 +4,21 @@
  */
 #include "test_lossynet.h"
 
-static struct lossynet_loss open_loss(double gradient, double parameter, const char *model,
-                                      const char *at) {
+static struct ln_loss open_loss(double gradient, double parameter, const char *model,
+                                const char *at) {
     struct lossynet_loss_settings settings = {
         .rate = {gradient, parameter}, .model = model, .seed = 5, .at = at, .workers = 8};
-    struct lossynet_loss loss;
+    struct ln_loss loss;
     char why[256] = "";
-    if (lossynet_loss_open(&loss, &settings, why, sizeof why)) fail_msg("%s", why);
+    if (ln_loss_open(&loss, &settings, why, sizeof why)) fail_msg("%s", why);
     return loss;
 }
 
 /* Whether the link is up in this step; all packets of a phase must share its fate. */
-static bool up(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step, int sender,
+static bool up(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
                int receiver, uint64_t *chain) {
     uint8_t mask[7];
-    lossynet_loss_mask(loss, phase, step, sender, receiver, sizeof mask, chain, mask);
+    ln_loss_mask(loss, phase, step, sender, receiver, sizeof mask, chain, mask);
     for (size_t k = 1; k < sizeof mask; k++) assert_int_equal(mask[k], mask[0]);
     return mask[0];
 }
@@ -32,7 +32,7 @@ enum { STEPS = 100000 };
 static void check_outages(double mean, double p) {
     char model[32];
     snprintf(model, sizeof model, "outage:%g", mean);
-    struct lossynet_loss loss = open_loss(p, p, model, NULL);
+    struct ln_loss loss = open_loss(p, p, model, NULL);
     static bool was_up[STEPS];
     uint64_t chain[2] = {0};
     size_t down = 0, runs = 0;
@@ -65,7 +65,7 @@ static void test_outages_of_many_links(void **state) {
     (void)state;
     enum { LINKS = 20000 };
     const double p = 0.3;
-    struct lossynet_loss loss = open_loss(p, p, "outage:10", NULL), other = loss;
+    struct ln_loss loss = open_loss(p, p, "outage:10", NULL), other = loss;
     other.seed++;
     double sum = 0, back = 0, next = 0, seed = 0;
     for (int i = 0; i < LINKS; i++) {
@@ -86,7 +86,7 @@ static void test_outages_of_many_links(void **state) {
  * what they say. */
 static void test_outages_with_unlike_rates(void **state) {
     (void)state;
-    struct lossynet_loss loss = open_loss(0.1, 0.4, "outage:5", NULL);
+    struct ln_loss loss = open_loss(0.1, 0.4, "outage:5", NULL);
     int down[2] = {0};
     for (uint64_t step = 0; step < 20000; step++) {
         bool gradient = up(&loss, LOSSYNET_GRADIENT, step, 1, 2, NULL);
@@ -200,22 +200,22 @@ static void test_outages_outlast_retransmission(void **state) {
 /* A link of its own keeps the model: bursts and outages of the same length at another rate. */
 static void test_chains_with_a_rate_of_their_own(void **state) {
     (void)state;
-    struct lossynet_loss loss = open_loss(0.1, 0.1, "outage:5", "2-5=0.5,6=0");
-    struct lossynet_loss plain = open_loss(0.5, 0.5, "outage:5", NULL);
-    struct lossynet_loss burst = open_loss(0.1, 0.1, "burst:5", "2-5=0.5"),
-                         even = open_loss(0.5, 0.5, "burst:5", NULL);
+    struct ln_loss loss = open_loss(0.1, 0.1, "outage:5", "2-5=0.5,6=0");
+    struct ln_loss plain = open_loss(0.5, 0.5, "outage:5", NULL);
+    struct ln_loss burst = open_loss(0.1, 0.1, "burst:5", "2-5=0.5"),
+                   even = open_loss(0.5, 0.5, "burst:5", NULL);
     for (uint64_t step = 0; step < 1000; step++) {
         uint8_t a[10], b[10];
         assert_int_equal(up(&loss, LOSSYNET_GRADIENT, step, 2, 5, NULL),
                          up(&plain, LOSSYNET_GRADIENT, step, 2, 5, NULL));
         assert_true(up(&loss, LOSSYNET_GRADIENT, step, 6, 5, NULL));
         assert_true(up(&loss, LOSSYNET_PARAMETER, step, 1, 6, NULL));
-        lossynet_loss_mask(&burst, LOSSYNET_PARAMETER, step, 2, 5, 10, NULL, a);
-        lossynet_loss_mask(&even, LOSSYNET_PARAMETER, step, 2, 5, 10, NULL, b);
+        ln_loss_mask(&burst, LOSSYNET_PARAMETER, step, 2, 5, 10, NULL, a);
+        ln_loss_mask(&even, LOSSYNET_PARAMETER, step, 2, 5, 10, NULL, b);
         assert_memory_equal(a, b, sizeof a);
     }
-    lossynet_loss_close(&loss);
-    lossynet_loss_close(&burst);
+    ln_loss_close(&loss);
+    ln_loss_close(&burst);
 }
 
 /* ---- estimators ---- */
@@ -298,7 +298,7 @@ static void test_check(void **state) {
         struct lossynet_loss_settings settings = {
             .rate = {wrong[i].rate, 0}, .model = wrong[i].model, .at = wrong[i].at, .workers = 8};
         why[0] = 0;
-        assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+        assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
         if (!strstr(why, wrong[i].says) || strchr(why, '\n'))
             fail_msg("\"%s\" lacks \"%s\"", why, wrong[i].says);
     }
@@ -309,10 +309,10 @@ static void test_check(void **state) {
     fputs("01", file);
     fclose(file);
     struct lossynet_loss_settings settings = {.rate = {1, 1}, .model = model, .at = "2=0.5"};
-    assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
     assert_non_null(strstr(why, "'2=0.5': a trace has no rates"));
     settings.at = "none";
-    assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_OK);
+    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_OK);
     remove(path);
 }
 
@@ -324,10 +324,10 @@ static void test_fingerprint(void **state) {
     const char *const models[] = {"bernoulli", "burst:5", "outage:5", "outage:6"};
     uint64_t seen[28];
     for (size_t i = 0; i < 28; i++) {
-        struct lossynet_loss loss = open_loss(0.1, 0.1, models[i % 4], at[i / 4]);
-        seen[i] = lossynet_loss_fingerprint(&loss);
+        struct ln_loss loss = open_loss(0.1, 0.1, models[i % 4], at[i / 4]);
+        seen[i] = ln_loss_fingerprint(&loss);
         for (size_t j = 0; j < i; j++) assert_true(seen[i] != seen[j]);
-        lossynet_loss_close(&loss);
+        ln_loss_close(&loss);
     }
 }
 

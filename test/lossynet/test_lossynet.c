@@ -74,11 +74,11 @@ static void test_names(void **state) {
 
 /* ---- injected loss ---- */
 
-static struct lossynet_loss open_loss(double p, const char *model, uint64_t seed) {
+static struct ln_loss open_loss(double p, const char *model, uint64_t seed) {
     struct lossynet_loss_settings settings = {.rate = {p, p}, .model = model, .seed = seed};
-    struct lossynet_loss loss;
+    struct ln_loss loss;
     char why[256] = "";
-    if (lossynet_loss_open(&loss, &settings, why, sizeof why)) fail_msg("%s", why);
+    if (ln_loss_open(&loss, &settings, why, sizeof why)) fail_msg("%s", why);
     return loss;
 }
 
@@ -104,13 +104,13 @@ static void test_bernoulli(void **state) {
     double bound = 5 / sqrt(MANY);
     for (int i = 0; i < 4; i++) {
         double p = rates[i];
-        struct lossynet_loss loss = open_loss(p, "bernoulli", 7), other = open_loss(p, NULL, 8);
-        lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, 3, 1, 2, MANY, NULL, mask_a);
+        struct ln_loss loss = open_loss(p, "bernoulli", 7), other = open_loss(p, NULL, 8);
+        ln_loss_mask(&loss, LOSSYNET_GRADIENT, 3, 1, 2, MANY, NULL, mask_a);
         assert_close(lost(mask_a, MANY), p, 5 * sqrt(p * (1 - p) / MANY));
         assert_close(correlation(mask_a, mask_a + 1, MANY - 1, p), 0, bound); /* neighbours */
         /* one of seed, phase, step, sender, receiver differs; sender and receiver swapped */
         const struct {
-            const struct lossynet_loss *loss;
+            const struct ln_loss *loss;
             lossynet_phase phase;
             uint64_t step;
             int sender, receiver;
@@ -120,11 +120,11 @@ static void test_bernoulli(void **state) {
             {&loss, LOSSYNET_GRADIENT, 3, 1, 3},  {&loss, LOSSYNET_GRADIENT, 3, 2, 1},
         };
         for (int j = 0; j < 6; j++) {
-            lossynet_loss_mask(streams[j].loss, streams[j].phase, streams[j].step,
-                               streams[j].sender, streams[j].receiver, MANY, NULL, mask_b);
+            ln_loss_mask(streams[j].loss, streams[j].phase, streams[j].step, streams[j].sender,
+                         streams[j].receiver, MANY, NULL, mask_b);
             assert_close(correlation(mask_a, mask_b, MANY, p), 0, bound);
         }
-        lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, 3, 1, 2, MANY, NULL, mask_b);
+        ln_loss_mask(&loss, LOSSYNET_GRADIENT, 3, 1, 2, MANY, NULL, mask_b);
         assert_memory_equal(mask_a, mask_b, MANY); /* a pure function */
     }
 }
@@ -134,12 +134,11 @@ static void test_bernoulli(void **state) {
 static void test_bernoulli_over_steps(void **state) {
     (void)state;
     double p = 0.1;
-    struct lossynet_loss loss = open_loss(p, "bernoulli", 7);
+    struct ln_loss loss = open_loss(p, "bernoulli", 7);
     for (int step = 0; step < MANY / 4; step++) {
-        lossynet_loss_mask(&loss, LOSSYNET_PARAMETER, (uint64_t)step, 0, 1, 4, NULL,
-                           mask_a + 4 * step);
-        lossynet_loss_mask(&loss, LOSSYNET_PARAMETER, 0, step % 60000, step / 60000, 4, NULL,
-                           mask_b + 4 * step);
+        ln_loss_mask(&loss, LOSSYNET_PARAMETER, (uint64_t)step, 0, 1, 4, NULL, mask_a + 4 * step);
+        ln_loss_mask(&loss, LOSSYNET_PARAMETER, 0, step % 60000, step / 60000, 4, NULL,
+                     mask_b + 4 * step);
     }
     for (int lag = 1; lag <= 8; lag++) {
         assert_close(correlation(mask_a, mask_a + lag, MANY - 8, p), 0, 5 / sqrt(MANY));
@@ -153,11 +152,11 @@ static void test_bernoulli_over_steps(void **state) {
 static void check_burst(double mean, double p, size_t n) {
     char model[32];
     snprintf(model, sizeof model, "burst:%g", mean);
-    struct lossynet_loss loss = open_loss(p, model, 5);
+    struct ln_loss loss = open_loss(p, model, 5);
     uint64_t chain = 0;
     size_t steps = MANY / n;
     for (size_t step = 0; step < steps; step++)
-        lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, step, 3, 4, n, &chain, mask_a + step * n);
+        ln_loss_mask(&loss, LOSSYNET_GRADIENT, step, 3, 4, n, &chain, mask_a + step * n);
     size_t all = steps * n, runs = 0, losses = 0;
     for (size_t k = 0; k < all; k++) {
         losses += !mask_a[k];
@@ -174,7 +173,7 @@ static void check_burst(double mean, double p, size_t n) {
     /* Without the memory of the last step, each step from nothing: the same. */
     for (size_t step = steps; step-- > 0;) {
         if (mean > 50 && step % 8) continue; /* looking back takes time */
-        lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, step, 3, 4, n, NULL, mask_b);
+        ln_loss_mask(&loss, LOSSYNET_GRADIENT, step, 3, 4, n, NULL, mask_b);
         assert_memory_equal(mask_a + step * n, mask_b, n);
     }
 }
@@ -193,13 +192,13 @@ static void test_burst(void **state) {
 /* The memory of a step is used for the step after it only. */
 static void test_burst_with_gaps(void **state) {
     (void)state;
-    struct lossynet_loss loss = open_loss(0.5, "burst:40", 5);
+    struct ln_loss loss = open_loss(0.5, "burst:40", 5);
     const uint64_t steps[] = {0, 1, 2, 7, 7, 3, 4, 1000, 0};
     for (int link = 0; link < 50; link++) {
         uint64_t chain = 0;
         for (int i = 0; i < 9; i++) {
-            lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, steps[i], link, 99, 5, &chain, mask_a);
-            lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, steps[i], link, 99, 5, NULL, mask_b);
+            ln_loss_mask(&loss, LOSSYNET_GRADIENT, steps[i], link, 99, 5, &chain, mask_a);
+            ln_loss_mask(&loss, LOSSYNET_GRADIENT, steps[i], link, 99, 5, NULL, mask_b);
             assert_memory_equal(mask_a, mask_b, 5);
         }
     }
@@ -208,21 +207,21 @@ static void test_burst_with_gaps(void **state) {
 /* Alternates for ever; the state is drawn, and nothing hangs. */
 static void test_burst_that_never_decides(void **state) {
     (void)state;
-    struct lossynet_loss loss = open_loss(0.5, "burst:1", 5);
-    lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, 9, 0, 1, 100, NULL, mask_a);
+    struct ln_loss loss = open_loss(0.5, "burst:1", 5);
+    ln_loss_mask(&loss, LOSSYNET_GRADIENT, 9, 0, 1, 100, NULL, mask_a);
     for (int k = 1; k < 100; k++) assert_true(mask_a[k] != mask_a[k - 1]);
     for (int i = 0; i < 1000; i++)
-        lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, 0, i, 1, 1, NULL, mask_a + i);
+        ln_loss_mask(&loss, LOSSYNET_GRADIENT, 0, i, 1, 1, NULL, mask_a + i);
     assert_close(lost(mask_a, 1000), 0.5, 5 * sqrt(0.25 / 1000));
 }
 
 /* The state before a step is stationary: over many links, the first packet is lost with p. */
 static void test_burst_starts_stationary(void **state) {
     (void)state;
-    struct lossynet_loss loss = open_loss(0.3, "burst:50", 5);
+    struct ln_loss loss = open_loss(0.3, "burst:50", 5);
     int links = 40000;
     for (int i = 0; i < links; i++)
-        lossynet_loss_mask(&loss, LOSSYNET_PARAMETER, 0, i, 1, 1, NULL, mask_a + i);
+        ln_loss_mask(&loss, LOSSYNET_PARAMETER, 0, i, 1, 1, NULL, mask_a + i);
     assert_close(lost(mask_a, (size_t)links), 0.3, 5 * sqrt(0.3 * 0.7 / links));
 }
 
@@ -240,13 +239,13 @@ static void test_trace(void **state) {
     snprintf(model, sizeof model, "trace:%s", path);
     write_file(path, "# ten\r\n0001\t1  0\n# 111\n1 000 # 1");
     const char *pattern = "0001101000";
-    struct lossynet_loss loss = open_loss(0.5, model, 5);
+    struct ln_loss loss = open_loss(0.5, model, 5);
     assert_int_equal(loss.trace_length, 10);
     int starts[10] = {0};
     for (int link = 0; link < 200; link++) {
         size_t start = 10;
         for (uint64_t step = 0; step < 3; step++) /* on from step to step, 7 packets each */
-            lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, step, link, 1, 7, NULL, mask_a + 7 * step);
+            ln_loss_mask(&loss, LOSSYNET_GRADIENT, step, link, 1, 7, NULL, mask_a + 7 * step);
         for (size_t at = 0; at < 10 && start == 10; at++) {
             size_t k = 0;
             while (k < 21 && (pattern[(at + k) % 10] == '0') == mask_a[k]) k++;
@@ -256,27 +255,27 @@ static void test_trace(void **state) {
         starts[start]++;
     }
     for (int at = 0; at < 10; at++) assert_true(starts[at] > 5); /* places of their own */
-    lossynet_loss_close(&loss);
+    ln_loss_close(&loss);
 
     struct lossynet_loss_settings settings = {.rate = {0, 0.1}, .model = model};
     char why[256];
-    assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_OK);
-    assert_int_equal(lossynet_loss_open(&loss, &settings, why, sizeof why), LOSSYNET_OK);
-    lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, 0, 0, 1, 100, NULL, mask_a); /* rate 0 */
+    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_OK);
+    assert_int_equal(ln_loss_open(&loss, &settings, why, sizeof why), LOSSYNET_OK);
+    ln_loss_mask(&loss, LOSSYNET_GRADIENT, 0, 0, 1, 100, NULL, mask_a); /* rate 0 */
     assert_true(lost(mask_a, 100) == 0);
-    lossynet_loss_mask(&loss, LOSSYNET_PARAMETER, 0, 0, 1, 100, NULL, mask_a);
+    ln_loss_mask(&loss, LOSSYNET_PARAMETER, 0, 0, 1, 100, NULL, mask_a);
     assert_true(lost(mask_a, 100) == 0.3);
-    lossynet_loss_close(&loss);
+    ln_loss_close(&loss);
 
     const char *bad[][2] = {{"01\n0x1", "line 2"}, {" \n# 01", "empty"}, {"", "empty"}};
     for (int i = 0; i < 3; i++) {
         write_file(path, bad[i][0]);
-        assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
+        assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
         assert_non_null(strstr(why, bad[i][1]));
         assert_non_null(strstr(why, path));
     }
     remove(path);
-    assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
+    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
     assert_non_null(strstr(why, "No such file"));
 }
 
@@ -300,13 +299,13 @@ static void test_loss_check(void **state) {
         struct lossynet_loss_settings settings = {.rate = {wrong[i].gradient, wrong[i].parameter},
                                                   .model = wrong[i].model};
         char why[256] = "";
-        assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+        assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
         if (!strstr(why, wrong[i].says) || strchr(why, '\n'))
             fail_msg("\"%s\" lacks \"%s\"", why, wrong[i].says);
     }
     struct lossynet_loss_settings right = {.rate = {1, 0.5}, .model = "burst:1"};
     char why[256];
-    assert_int_equal(lossynet_loss_check(&right, why, sizeof why), LOSSYNET_OK);
+    assert_int_equal(ln_loss_check(&right, why, sizeof why), LOSSYNET_OK);
 }
 
 /* ---- phases in memory ---- */
@@ -432,7 +431,7 @@ static void counting_sum(float *out, const float *const *sender, const float *we
                          size_t n, size_t packet) {
 #pragma omp atomic
     sums++;
-    lossynet_weighted_sum_plain(out, sender, weight, senders, n, packet);
+    ln_weighted_sum_plain(out, sender, weight, senders, n, packet);
 }
 
 static void test_weighted_sum(void **state) {
@@ -462,7 +461,7 @@ static void test_weighted_sum(void **state) {
             want[j] = 0;
             for (int s = 0; s < 5; s++) want[j] += weight[j / packet * 5 + (size_t)s] * x[s][j];
         }
-        lossynet_weighted_sum_plain(x[i], senders, weight, 5, n, packet);
+        ln_weighted_sum_plain(x[i], senders, weight, 5, n, packet);
         assert_memory_equal(x[i], want, n * sizeof *want);
     }
     free(want);
@@ -592,7 +591,7 @@ static void test_memory(void **state) {
     struct lossynet_world eight = {.rank = 0, .ranks = 8};
     size_t needed = lossynet_memory_needed(&eight, &settings);
     /* Of the link, and 512 KiB of messages that are repeated. */
-    size_t trains = lossynet_link_mpi_memory(8, 4096) + (512 << 10);
+    size_t trains = ln_link_mpi_memory(8, 4096) + (512 << 10);
     assert_true(needed > trains + 105000 * 4 * 6 / 8 && needed < trains + 105000 * 4 * 10 / 8);
     /* 7B over 64 ranks: nothing is allocated; the inbox is 63/64 of a vector, all else little. */
     const size_t large[1] = {6738415616};

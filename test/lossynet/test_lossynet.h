@@ -31,7 +31,7 @@ static inline void assert_close(double got, double want, double bound) {
 /* ---- random numbers: counted, so that tests never depend on their order ---- */
 
 static inline uint64_t random_bits(uint64_t seed, uint64_t a, uint64_t b) {
-    return lossynet_mix(lossynet_mix(lossynet_mix(seed) ^ a) ^ b);
+    return ln_mix(ln_mix(ln_mix(seed) ^ a) ^ b);
 }
 
 /* Uniform with mean 0 and variance 1. */
@@ -157,9 +157,8 @@ static inline void *given_element(float *vector, size_t e) {
 }
 
 static inline float given_value(float *vector, size_t e) {
-    return scenario_kind == SCENARIO_BF16
-               ? lossynet_bf16_widen(*(uint16_t *)given_element(vector, e))
-               : vector[e];
+    return scenario_kind == SCENARIO_BF16 ? ln_bf16_widen(*(uint16_t *)given_element(vector, e))
+                                          : vector[e];
 }
 
 static inline size_t given_bytes(size_t n) {
@@ -245,7 +244,7 @@ static inline bool scenario_untouched(const struct scenario *s, int v) {
 static inline void scenario_give_gradients(const struct scenario *s) {
     for (int v = 0; v < s->local; v++) {
         for (size_t e = 0; e < s->elements; e++) {
-            const uint16_t upper = lossynet_bf16_narrow(s->gradient[v][e]);
+            const uint16_t upper = ln_bf16_narrow(s->gradient[v][e]);
             void *to = given_element(s->given_gradient[v], e);
             if (scenario_kind == SCENARIO_BF16)
                 *(uint16_t *)to = upper;
@@ -331,7 +330,7 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
                 gradient[v][e] = (float)random_unit(step, (uint64_t)(rank * local + v), e) +
                                  0.01f * parameter[v][e];
                 if (scenario_kind != SCENARIO_ANY)
-                    gradient[v][e] = lossynet_bf16_widen(lossynet_bf16_narrow(gradient[v][e]));
+                    gradient[v][e] = ln_bf16_widen(ln_bf16_narrow(gradient[v][e]));
             }
         for (int v = 0; v < local && leaves; v++)
             scenario_leave(comm, gradient[v], there[v], elements, rank, local);

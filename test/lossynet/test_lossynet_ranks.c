@@ -151,7 +151,7 @@ static int sums;
 static void count_sum(float *out, const float *const *sender, const float *weight, int senders,
                       size_t n, size_t packet) {
     __atomic_add_fetch(&sums, 1, __ATOMIC_RELAXED);
-    lossynet_weighted_sum_plain(out, sender, weight, senders, n, packet);
+    ln_weighted_sum_plain(out, sender, weight, senders, n, packet);
 }
 
 static void reduce_once(struct rank *rank, struct lossynet_comm *comm) {
@@ -296,12 +296,12 @@ static void test_delivered(void **state) {
     for (int w = 0; w < SCENARIO_WORKERS; w++) {
         const uint8_t *bits = lossynet_delivered(comm, w);
         for (int owner = 0; owner < SCENARIO_WORKERS; owner++) {
-            size_t n = lossynet_partition_owner_packets(&comm->partition, owner), at = 0;
+            size_t n = ln_partition_owner_packets(&comm->partition, owner), at = 0;
             uint8_t mask[256];
             assert_true(n <= sizeof mask);
             memset(mask, 1, n);
             if (w != owner)
-                lossynet_loss_mask(&comm->loss, LOSSYNET_GRADIENT, 3, w, owner, n, NULL, mask);
+                ln_loss_mask(&comm->loss, LOSSYNET_GRADIENT, 3, w, owner, n, NULL, mask);
             for (int b = 0; b < PART_BUCKETS; b++) {
                 size_t shard = (size_t)b * SCENARIO_WORKERS + owner;
                 for (size_t k = comm->partition.shard_packet[shard];
@@ -370,9 +370,9 @@ static void give_up(struct rank *rank, struct lossynet_comm *comm) {
     float **x = take_vectors(SCENARIO_WORKERS / post.ranks, elements);
     rank->status = lossynet_step_begin(comm, 0);
     if (rank->rank == 1) {
-        lossynet_progress_enter(comm->transport);
-        lossynet_session_fail(comm->transport, 0, "is not liked by this test");
-        lossynet_progress_leave(comm->transport);
+        ln_progress_enter(comm->transport);
+        ln_session_fail(comm->transport, 0, "is not liked by this test");
+        ln_progress_leave(comm->transport);
     }
     rank->status = lossynet_reduce(comm, x, false);
     free_vectors(x);

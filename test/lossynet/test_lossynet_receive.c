@@ -25,12 +25,12 @@ static void feed_bytes(struct lossynet_comm *comm, const uint8_t *bytes, size_t 
     if (count) memcpy(copy, bytes, count);
     if (seal && count >= WIRE_HEADER_BYTES) {
         wire_put(copy + WIRE_CHECKSUM_AT, 0, 4);
-        wire_put(copy + WIRE_CHECKSUM_AT, lossynet_crc32c(0, copy, count), 4);
+        wire_put(copy + WIRE_CHECKSUM_AT, ln_crc32c(0, copy, count), 4);
     }
-    lossynet_progress_enter(comm->transport);
-    comm->transport->receiver.now = lossynet_now();
-    lossynet_dispatch(comm->transport, known_as, copy, count);
-    lossynet_progress_leave(comm->transport);
+    ln_progress_enter(comm->transport);
+    comm->transport->receiver.now = ln_now();
+    ln_dispatch(comm->transport, known_as, copy, count);
+    ln_progress_leave(comm->transport);
     free(copy);
 }
 
@@ -101,7 +101,7 @@ static struct lossynet_comm *open_peer_with(lossynet_wire_dtype wire_dtype) {
     settings.wire_dtype = wire_dtype;
     struct lossynet_comm *comm;
     fake.hear = only_rank_1;
-    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
     assert_string_equal(lossynet_link_name(comm), "test");
     feed_control(comm, WIRE_STATE, 0, 0, 0, 0);
@@ -300,7 +300,7 @@ static void test_receive_from_a_device(void **state) {
     struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
     h.elements = WIRE_DEVICE_FLOAT32;
     wire_encode(bytes, &h);
-    wire_put(bytes + WIRE_CHECKSUM_AT, lossynet_crc32c(0, bytes, WIRE_HEADER_BYTES), 4);
+    wire_put(bytes + WIRE_CHECKSUM_AT, ln_crc32c(0, bytes, WIRE_HEADER_BYTES), 4);
     memcpy(bytes + WIRE_HEADER_BYTES, ones, sizeof ones);
     feed_bytes(comm, bytes, sizeof bytes, true, 1); /* the checksum of all */
     assert_int_equal(comm->transport->receiver.rejected.corrupt, 1);
@@ -325,7 +325,7 @@ static void test_rejected(void **state) {
     float **x = take_vectors(2, 290);
     for (int kind = 0; kind < 2; kind++) {
         const struct wire_header good = data_header(comm, kind, 0);
-        struct lossynet_rejected want = {0};
+        struct ln_rejected want = {0};
         memset(&comm->transport->receiver.rejected, 0, sizeof comm->transport->receiver.rejected);
         if (kind == 0) feed(comm, data_header(comm, 1, 0), 64), want.late++; /* not begun yet */
         lossynet_status status =
@@ -398,8 +398,8 @@ static void test_rejected(void **state) {
 static void test_impossible_counters(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
-    struct lossynet_transport *t = comm->transport;
-    const struct lossynet_peer *peer = &t->peers[1];
+    struct ln_transport *t = comm->transport;
+    const struct ln_peer *peer = &t->peers[1];
     const uint32_t far = 1 << 20, reach = (uint32_t)(LOSSYNET_REACH * t->session.window);
     float **x = take_vectors(2, 290);
     assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
@@ -409,7 +409,7 @@ static void test_impossible_counters(void **state) {
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         const int i = counts[c];
         uint32_t told[WIRE_STATE_BYTES / 4] = {0};
-        struct lossynet_control before = peer->control;
+        struct ln_control before = peer->control;
         told[i] = t->gathers[LOSSYNET_GATHER].begun + 10;
         uint64_t invalid = t->receiver.rejected.invalid;
         feed_state(comm, WIRE_STATE, 0, told);
@@ -467,8 +467,8 @@ static void feed_tell(struct lossynet_comm *comm, uint32_t index, uint32_t at, s
 static void test_answers(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
-    struct lossynet_transport *t = comm->transport;
-    struct lossynet_question *q = &t->peers[1].question;
+    struct ln_transport *t = comm->transport;
+    struct ln_question *q = &t->peers[1].question;
     float **x = take_vectors(2, 290);
     uint8_t to[11] = {0}, expected[10];
     assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
@@ -484,7 +484,7 @@ static void test_answers(void **state) {
         {index, 4, 7, 4, true},                                /* too many bytes */
         {index, 4, 6, 10, false},   {index, 10, 1, 10, false}, /* nobody asks */
     };
-    *q = (struct lossynet_question){.open = true, .to = to, .bytes = sizeof expected};
+    *q = (struct ln_question){.open = true, .to = to, .bytes = sizeof expected};
     for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
         feed_tell(comm, told[i].index, told[i].at, told[i].bytes);
         assert_int_equal(q->got, told[i].got);
@@ -496,7 +496,7 @@ static void test_answers(void **state) {
     assert_memory_equal(to, expected, sizeof expected);
     assert_int_equal(to[10], 0);
 
-    *q = (struct lossynet_question){.open = true, .to = to, .bytes = sizeof expected};
+    *q = (struct ln_question){.open = true, .to = to, .bytes = sizeof expected};
     feed_tell(comm, index, 0, 0); /* it is not known there */
     assert_false(q->open);
     assert_int_equal(q->got, 0);
@@ -512,15 +512,15 @@ static void test_answers(void **state) {
 static void test_nonces(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
-    struct lossynet_transport *t = comm->transport;
-    lossynet_progress_enter(t);
+    struct ln_transport *t = comm->transport;
+    ln_progress_enter(t);
     t->receiver.nonces = UINT32_MAX - 2;
     for (int i = 0; i < 8; i++) {
-        const uint32_t before = t->receiver.nonces, nonce = lossynet_path_nonce(t, i % 3 == 0);
+        const uint32_t before = t->receiver.nonces, nonce = ln_path_nonce(t, i % 3 == 0);
         assert_int_equal(nonce % 2, i % 3 != 0);
         assert_true(nonce != 0 && nonce - before <= 3);
     }
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     close_peer(comm);
 }
 
@@ -528,26 +528,25 @@ static void test_nonces(void **state) {
 static void test_owed_message(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
-    struct lossynet_transport *t = comm->transport;
+    struct ln_transport *t = comm->transport;
     uint64_t mine[2] = {0}, all[4] = {0};
     const size_t offset[3] = {0, sizeof mine, sizeof all};
-    lossynet_progress_enter(t);
-    lossynet_message_begin(t, LOSSYNET_GATHER, (uint8_t *)mine, offset, true, (uint8_t *)all,
-                           offset);
-    t->receiver.empty = lossynet_now() + 100;
-    assert_true(lossynet_message_owed(t, 1) == 0);                   /* it has not begun */
+    ln_progress_enter(t);
+    ln_message_begin(t, LOSSYNET_GATHER, (uint8_t *)mine, offset, true, (uint8_t *)all, offset);
+    t->receiver.empty = ln_now() + 100;
+    assert_true(ln_message_owed(t, 1) == 0);                         /* it has not begun */
     t->peers[1].control.gathers = t->gathers[LOSSYNET_GATHER].begun; /* it says that it has */
-    assert_true(lossynet_message_owed(t, 1) > 99);
+    assert_true(ln_message_owed(t, 1) > 99);
     t->peers[1].control.gathers--;
-    t->receiver.now = lossynet_now();
+    t->receiver.now = ln_now();
     uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->gathers[LOSSYNET_GATHER].begun};
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     feed_state(comm, WIRE_STATE, 0, told);
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     t->receiver.empty = t->peers[1].message[LOSSYNET_GATHER].moved + 100;
-    assert_close(lossynet_message_owed(t, 1), 100, 1e-6);
+    assert_close(ln_message_owed(t, 1), 100, 1e-6);
     t->gathers[LOSSYNET_GATHER].open = false;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     close_peer(comm);
 }
 
@@ -555,24 +554,24 @@ static void test_owed_message(void **state) {
 static void test_a_repeated_fragment(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
-    struct lossynet_transport *t = comm->transport;
+    struct ln_transport *t = comm->transport;
     const size_t one = t->session.fragment_bytes;
     uint8_t *all = calloc(2, one + 64);
     const size_t offset[3] = {0, one + 64, 2 * (one + 64)};
-    lossynet_progress_enter(t);
-    lossynet_message_begin(t, LOSSYNET_GATHER, all, offset, true, all, offset);
+    ln_progress_enter(t);
+    ln_message_begin(t, LOSSYNET_GATHER, all, offset, true, all, offset);
     struct wire_header h = data_header(comm, WIRE_MESSAGES, t->gathers[LOSSYNET_GATHER].begun - 1);
     const double *moved = &t->peers[1].message[LOSSYNET_GATHER].moved;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
     h.packet = 1; /* the small one; the large one does not come */
     feed(comm, h, 64);
     const double first = *moved;
     for (int i = 0; i < 3; i++) feed(comm, h, 64);
     assert_true(*moved == first && t->receiver.now > first);
-    lossynet_progress_enter(t);
+    ln_progress_enter(t);
     t->gathers[LOSSYNET_GATHER].open = false;
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     close_peer(comm);
     free(all);
 }
@@ -589,9 +588,8 @@ static void test_default_packets(void **state) {
         settings.wire_dtype = i % 2 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
         fake.hear = only_rank_1;
         fake.room = want[i / 2][0];
-        assert_int_equal(
-            lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-            LOSSYNET_OK);
+        assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+                         LOSSYNET_OK);
         assert_int_equal(lossynet_packet_bytes(comm), want[i / 2][1 + i % 2]);
         feed_control(comm, WIRE_STATE, 0, 0, 0, 0);
         close_peer(comm);
@@ -606,9 +604,9 @@ static void test_forged_abort(void **state) {
     struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
     struct lossynet_comm *comm;
     fake.hear = NULL;
-    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
-    struct lossynet_transport *t = comm->transport;
+    struct ln_transport *t = comm->transport;
     uint8_t datagram[WIRE_HEADER_BYTES + WIRE_STATE_BYTES] = {0};
     struct wire_header h = data_header(comm, 0, 0);
     h.receiver = 0;
@@ -618,12 +616,12 @@ static void test_forged_abort(void **state) {
             h.type = (uint8_t)type;
             wire_encode(datagram, &h);
             feed_bytes(comm, datagram, sizeof datagram, true, peer);
-            lossynet_progress_enter(t);
+            ln_progress_enter(t);
             if (type == WIRE_ABORT) assert_true(t->peers[peer].live.aborted > 0);
             assert_int_equal(t->failed, peer < 3 ? LOSSYNET_OK : LOSSYNET_LINK);
             if (type == WIRE_ABORT) t->peers[peer].live.aborted -= 1; /* a while ago */
             if (type == WIRE_STATE) assert_true(t->peers[peer].live.aborted == 0);
-            lossynet_progress_leave(t);
+            ln_progress_leave(t);
         }
         if (peer == 2) capture_begin();
     }
@@ -642,9 +640,8 @@ static void test_a_flood(void **state) {
         settings.network.peer_timeout = 0.3;
         fake.hear = NULL;
         fake.floods = floods;
-        assert_int_equal(
-            lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-            LOSSYNET_OK);
+        assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+                         LOSSYNET_OK);
         capture_begin();
         assert_int_equal(lossynet_all_gather(comm, mine, all, sizeof *mine), LOSSYNET_LINK);
         assert_message(capture_end(), "was not heard for 0.");
@@ -687,7 +684,7 @@ static void random_datagrams(lossynet_wire_dtype wire_dtype) {
         feed_bytes(comm, bytes, count, i % 11 != 0, 1);
     }
     capture_end();
-    struct lossynet_rejected *r = &comm->transport->receiver.rejected;
+    struct ln_rejected *r = &comm->transport->receiver.rejected;
     assert_true(r->truncated && r->foreign && r->version && r->invalid && r->late && r->duplicate &&
                 r->corrupt);
     capture_begin();

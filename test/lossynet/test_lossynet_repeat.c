@@ -30,7 +30,7 @@ static void hear(int peer, const uint8_t *header) {
     h.sender = (uint16_t)peer, h.receiver = 0;
     h.checksum = 0;
     wire_encode(state, &h);
-    wire_put(state + WIRE_CHECKSUM_AT, lossynet_crc32c(0, state, FAKE_BYTES), 4);
+    wire_put(state + WIRE_CHECKSUM_AT, ln_crc32c(0, state, FAKE_BYTES), 4);
     fake_answer(peer, state);
 }
 
@@ -49,24 +49,24 @@ static int count(int others, int silent) {
     silent_ranks = silent;
     atomic_store(&sent_control, 0);
     settings.network.peer_timeout = 60;
-    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
     float **vectors = take_vectors(1, elements);
     assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
     assert_int_equal(lossynet_reduce_begin(comm, vectors, false), LOSSYNET_OK);
     lossynet_bucket_ready(comm, 0, 0);
-    lossynet_progress_enter(comm->transport);
+    ln_progress_enter(comm->transport);
     comm->transport->phase[LOSSYNET_GRADIENT].awaited = true; /* as in lossynet_reduce */
-    lossynet_agenda_all(comm->transport);
+    ln_agenda_all(comm->transport);
     int before = atomic_load(&sent_control);
-    lossynet_progress_leave(comm->transport);
-    const double start = lossynet_now();
+    ln_progress_leave(comm->transport);
+    const double start = ln_now();
     nanosleep(&(struct timespec){.tv_nsec = (long)(SECONDS * 1e9)}, NULL);
     int sent = atomic_load(&sent_control) - before;
-    sent = (int)(sent * SECONDS / (lossynet_now() - start));
-    lossynet_progress_enter(comm->transport);
+    sent = (int)(sent * SECONDS / (ln_now() - start));
+    ln_progress_enter(comm->transport);
     comm->transport->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
-    lossynet_progress_leave(comm->transport);
+    ln_progress_leave(comm->transport);
     lossynet_close(comm);
     free_vectors(vectors);
     print_message("%d others, %d silent: %d datagrams in %g s\n", others, silent, sent, SECONDS);
@@ -120,24 +120,24 @@ static void test_a_turn_looks_at_few(void **state) {
     fake.hear = hear;
     silent_ranks = RANKS;
     settings.network.peer_timeout = 60;
-    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
-    struct lossynet_transport *t = comm->transport;
-    lossynet_progress_enter(t);
-    lossynet_progress_turn(t);
-    for (int r = 1; r < RANKS; r++) assert_true(t->agenda.due[r] > lossynet_now());
+    struct ln_transport *t = comm->transport;
+    ln_progress_enter(t);
+    ln_progress_turn(t);
+    for (int r = 1; r < RANKS; r++) assert_true(t->agenda.due[r] > ln_now());
     atomic_store(&sent_control, 0);
     for (int r = 1; r < RANKS; r++) t->peers[r].control.state_due = true;
-    lossynet_agenda_soon(t, 7);
-    lossynet_progress_turn(t);
+    ln_agenda_soon(t, 7);
+    ln_progress_turn(t);
     assert_int_equal(atomic_load(&sent_control), 1);
     assert_false(t->peers[7].control.state_due);
     assert_true(t->peers[8].control.state_due);
-    lossynet_agenda_all(t); /* the caller has done something */
-    lossynet_progress_turn(t);
+    ln_agenda_all(t); /* the caller has done something */
+    ln_progress_turn(t);
     assert_int_equal(atomic_load(&sent_control), RANKS - 1);
     t->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     lossynet_close(comm);
 }
 

@@ -19,8 +19,8 @@ static void same_bits(double p, int ranks, bool multicast) {
     settings.network.encrypt = true;
     settings.network.multicast = multicast;
     struct rank rank[RANKS];
-    run_ranks(ranks, &settings, lossynet_link_udp_open, run_scenario, rank, NULL);
-    const struct lossynet_rejected none = {0};
+    run_ranks(ranks, &settings, ln_link_udp_open, run_scenario, rank, NULL);
+    const struct ln_rejected none = {0};
     for (int r = 0; r < ranks; r++) {
         assert_int_equal(rank[r].status, LOSSYNET_OK);
         assert_true(rank[r].digest == want);
@@ -89,7 +89,7 @@ static void test_nothing_readable(void **state) {
     for (int encrypt = 0; encrypt < 2; encrypt++) {
         struct lossynet_settings settings = step_settings(encrypt);
         struct rank rank[RANKS];
-        run_ranks(2, &settings, lossynet_link_udp_open, run_steps, rank, read_along);
+        run_ranks(2, &settings, ln_link_udp_open, run_steps, rank, read_along);
         for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
         assert_int_equal(atomic_load(&post.total), encrypt ? 0 : STEPS * 2 * ELEMENTS);
     }
@@ -111,9 +111,9 @@ static void test_changed(void **state) {
     (void)state;
     struct lossynet_settings settings = step_settings(true);
     struct rank rank[RANKS];
-    run_ranks(2, &settings, lossynet_link_udp_open, run_steps, rank, change);
+    run_ranks(2, &settings, ln_link_udp_open, run_steps, rank, change);
     for (int r = 0; r < 2; r++) {
-        const struct lossynet_rejected *rejected = &rank[r].rejected;
+        const struct ln_rejected *rejected = &rank[r].rejected;
         assert_int_equal(rank[r].status, LOSSYNET_OK);
         assert_true(rejected->corrupt > 0);
         assert_int_equal(rejected->not_finite + rejected->invalid, 0);
@@ -127,14 +127,14 @@ static void test_only_some(void **state) {
     struct lossynet_settings settings[2] = {step_settings(false), step_settings(true)};
     struct rank rank[RANKS];
     capture_begin();
-    run_ranks_with(2, settings, 1, lossynet_link_udp_open, run_steps, rank, NULL);
+    run_ranks_with(2, settings, 1, ln_link_udp_open, run_steps, rank, NULL);
     const char *text = capture_end();
     for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_INVALID);
     assert_non_null(strstr(text, "rank 1 was started with encryption, rank 0 without"));
 }
 
 int main(void) {
-    if (!lossynet_secure_available()) {
+    if (!ln_secure_available()) {
         printf("built without OpenSSL\n");
         return 77;
     }

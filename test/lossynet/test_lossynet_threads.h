@@ -45,14 +45,11 @@ static struct { /* by rank: a datagram that is overtaken */
     int peer;
 } kept[RANKS];
 
-/* Linked with --wrap=lossynet_dispatch. */
-void __real_lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram,
-                              size_t bytes);
-void __wrap_lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram,
-                              size_t bytes);
+/* Linked with --wrap=ln_dispatch. */
+void __real_ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes);
+void __wrap_ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes);
 
-void __wrap_lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram,
-                              size_t bytes) {
+void __wrap_ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes) {
     const int rank = t->world.rank;
     const int copies = arrival_hook ? arrival_hook(rank, peer, datagram, bytes) : 1;
     if (copies < 0 && !kept[rank].bytes) {
@@ -63,9 +60,9 @@ void __wrap_lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *d
         return;
     }
     for (int i = 0; i < copies || (copies < 0 && i == 0); i++)
-        __real_lossynet_dispatch(t, peer, datagram, bytes);
+        __real_ln_dispatch(t, peer, datagram, bytes);
     if (!kept[rank].bytes) return;
-    __real_lossynet_dispatch(t, kept[rank].peer, kept[rank].bytes, kept[rank].count);
+    __real_ln_dispatch(t, kept[rank].peer, kept[rank].bytes, kept[rank].count);
     free(kept[rank].bytes);
     kept[rank].bytes = NULL;
 }
@@ -75,12 +72,12 @@ void __wrap_lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *d
 struct rank {
     int rank;
     const struct lossynet_settings *settings;
-    lossynet_link_open open;
+    ln_link_open open;
     void (*work)(struct rank *rank, struct lossynet_comm *comm);
     lossynet_status status;
     uint64_t digest;
     struct lossynet_counters counters;
-    struct lossynet_rejected rejected;
+    struct ln_rejected rejected;
     uint64_t overruns;
     double seconds;
 };
@@ -92,23 +89,23 @@ static void *rank_main(void *argument) {
                                    .local_rank = rank->rank,
                                    .local_ranks = post.ranks};
     struct lossynet_comm *comm;
-    rank->status = lossynet_comm_open(&world, rank->settings, rank->open, share, NULL, &comm);
+    rank->status = ln_comm_open(&world, rank->settings, rank->open, share, NULL, &comm);
     if (rank->status) return NULL;
-    double start = lossynet_now();
+    double start = ln_now();
     rank->work(rank, comm);
-    rank->seconds = lossynet_now() - start;
-    struct lossynet_transport *t = comm->transport;
-    lossynet_progress_enter(t);
+    rank->seconds = ln_now() - start;
+    struct ln_transport *t = comm->transport;
+    ln_progress_enter(t);
     rank->rejected = t->receiver.rejected;
     if (t->link->overruns) rank->overruns = t->link->overruns(t->link);
-    lossynet_progress_leave(t);
+    ln_progress_leave(t);
     lossynet_close(comm);
     return NULL;
 }
 
 /* settings: [ranks] */
 static inline void run_ranks_with(int ranks, const struct lossynet_settings *settings,
-                                  size_t stride, lossynet_link_open open,
+                                  size_t stride, ln_link_open open,
                                   void (*work)(struct rank *, struct lossynet_comm *),
                                   struct rank *rank,
                                   int (*hook)(int, int, const uint8_t *, size_t)) {
@@ -131,8 +128,7 @@ static inline void run_ranks_with(int ranks, const struct lossynet_settings *set
     pthread_barrier_destroy(&post.barrier);
 }
 
-static inline void run_ranks(int ranks, const struct lossynet_settings *settings,
-                             lossynet_link_open open,
+static inline void run_ranks(int ranks, const struct lossynet_settings *settings, ln_link_open open,
                              void (*work)(struct rank *, struct lossynet_comm *), struct rank *rank,
                              int (*hook)(int, int, const uint8_t *, size_t)) {
     run_ranks_with(ranks, settings, 0, open, work, rank, hook);

@@ -47,14 +47,13 @@ static int rough(int rank, int peer, const uint8_t *datagram, size_t bytes) {
 
 static void test_checksum(void **state) {
     (void)state;
-    assert_int_equal(lossynet_crc32c(0, "123456789", 9), 0xe3069283); /* RFC 3720's check value */
+    assert_int_equal(ln_crc32c(0, "123456789", 9), 0xe3069283); /* RFC 3720's check value */
     uint8_t bytes[300];
     for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)random_bits(1, i, 0);
     for (size_t n = 0; n < sizeof bytes; n++) {
-        uint32_t whole = lossynet_crc32c(0, bytes, n);
-        assert_int_equal(whole, lossynet_crc32c_plain(0, bytes, n));
-        assert_int_equal(
-            whole, lossynet_crc32c(lossynet_crc32c(0, bytes, n / 3), bytes + n / 3, n - n / 3));
+        uint32_t whole = ln_crc32c(0, bytes, n);
+        assert_int_equal(whole, ln_crc32c_plain(0, bytes, n));
+        assert_int_equal(whole, ln_crc32c(ln_crc32c(0, bytes, n / 3), bytes + n / 3, n - n / 3));
     }
 }
 
@@ -64,7 +63,7 @@ static void same_bits_as(uint64_t want, struct lossynet_settings settings, int r
                          int (*hook)(int, int, const uint8_t *, size_t)) {
     settings.link = LOSSYNET_LINK_UDP;
     struct rank rank[RANKS];
-    run_ranks(ranks, &settings, lossynet_link_udp_open, run_scenario, rank, hook);
+    run_ranks(ranks, &settings, ln_link_udp_open, run_scenario, rank, hook);
     for (int r = 0; r < ranks; r++) {
         assert_int_equal(rank[r].status, LOSSYNET_OK);
         assert_true(rank[r].digest == want);
@@ -176,7 +175,7 @@ static void steps_within(double peer_timeout, int (*hook)(int, int, const uint8_
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
     settings.network.peer_timeout = peer_timeout;
-    run_ranks(2, &settings, lossynet_link_udp_open, run_steps, rank, hook);
+    run_ranks(2, &settings, ln_link_udp_open, run_steps, rank, hook);
     for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
     assert_memory_equal(&rank[0].counters, &rank[1].counters, sizeof rank[0].counters);
     *counters = rank[0].counters;
@@ -256,9 +255,9 @@ static void send_to_itself(struct udp_address *a) {
     struct udp_socket s;
     assert_int_equal(udp_socket_open(&s, a), LOSSYNET_OK);
     static const uint8_t payload[64];
-    struct lossynet_datagram d[LOSSYNET_BATCH];
+    struct ln_datagram d[LOSSYNET_BATCH];
     for (int i = 0; i < LOSSYNET_BATCH; i++) /* sizes that segmentation can and cannot join */
-        d[i] = (struct lossynet_datagram){
+        d[i] = (struct ln_datagram){
             .header = {(uint8_t)i}, .payload = payload, .length = (size_t)(i % 7 == 6 ? i : 64)};
     assert_int_equal(udp_send(&s, a, d, LOSSYNET_BATCH), LOSSYNET_OK);
     uint8_t *bytes;
@@ -295,24 +294,23 @@ static void test_socket(void **state) {
 /* Pacing lets a burst through at once and the rest at its rate. */
 static void test_pace(void **state) {
     (void)state;
-    struct lossynet_pacing pacing = {
-        .rate = 10e6, .burst = 100e3, .tokens = 100e3, .filled = lossynet_now()};
-    double start = lossynet_now();
+    struct ln_pacing pacing = {.rate = 10e6, .burst = 100e3, .tokens = 100e3, .filled = ln_now()};
+    double start = ln_now();
     for (int sent = 0; sent < 60;) {
-        double wait = lossynet_pacing_wait(&pacing, 10000);
+        double wait = ln_pacing_wait(&pacing, 10000);
         if (wait > 0)
             nanosleep(&(struct timespec){.tv_nsec = (long)(wait * 1e9)}, NULL);
         else
             sent++;
     }
-    assert_in_range((uintmax_t)((lossynet_now() - start) * 1e3), 49, 1000); /* 50 ms for 500 kB */
+    assert_in_range((uintmax_t)((ln_now() - start) * 1e3), 49, 1000); /* 50 ms for 500 kB */
 }
 
 /* ---- multicast ---- */
 
-static lossynet_status open_multicast(const struct lossynet_link_settings *settings,
-                                      struct lossynet_link **out) {
-    lossynet_status status = lossynet_link_udp_open(settings, out);
+static lossynet_status open_multicast(const struct ln_link_settings *settings,
+                                      struct ln_link **out) {
+    lossynet_status status = ln_link_udp_open(settings, out);
     if (!status && !(*out)->features.multicast) atomic_store(&post.cut, true);
     return status;
 }
@@ -362,7 +360,7 @@ static int damage(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     }
     if (mad) {
         wire_put(d + WIRE_CHECKSUM_AT, 0, 4);
-        wire_put(d + WIRE_CHECKSUM_AT, lossynet_crc32c(0, d, bytes), 4);
+        wire_put(d + WIRE_CHECKSUM_AT, ln_crc32c(0, d, bytes), 4);
     }
     return 1;
 }
@@ -395,7 +393,7 @@ static void test_mad_peer(void **state) {
     settings.network.peer_timeout = 0.5;
     for (int seed = 0; seed < 10; seed++) {
         capture_begin();
-        run_ranks(2, &settings, lossynet_link_udp_open, run_mad, rank, damage);
+        run_ranks(2, &settings, ln_link_udp_open, run_mad, rank, damage);
         capture_end();
         for (int r = 0; r < 2; r++)
             assert_true(rank[r].status == LOSSYNET_OK || rank[r].status == LOSSYNET_LINK ||
@@ -413,8 +411,8 @@ static int deaf(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     (void)peer;
     if (rank != 0) return 1;
     if (deaf_from == 0 && is_data(datagram, bytes) && wire_get(datagram + 12, 4) == 1)
-        deaf_from = lossynet_now();
-    return deaf_from == 0 || lossynet_now() - deaf_from > 3;
+        deaf_from = ln_now();
+    return deaf_from == 0 || ln_now() - deaf_from > 3;
 }
 
 static void test_straggler(void **state) {
@@ -439,7 +437,7 @@ static void test_dead_peer(void **state) {
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
     capture_begin();
-    run_ranks(2, &settings, lossynet_link_udp_open, run_steps, rank, cut);
+    run_ranks(2, &settings, ln_link_udp_open, run_steps, rank, cut);
     const char *text = capture_end();
     assert_non_null(strstr(text, "rank 0, step 1, peer rank 1 "));
     assert_non_null(strstr(text, "rank 1, step 1, peer rank 0 "));
@@ -457,9 +455,9 @@ static void test_dead_peer(void **state) {
 static _Atomic double cut_at;
 static int cut_off(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     if (cut_at == 0 && is_data(datagram, bytes) && wire_get(datagram + 12, 4) == 1)
-        cut_at = lossynet_now();
+        cut_at = ln_now();
     if ((rank != 0 && peer != 0) || cut_at == 0) return 1;
-    return rank != 2 && peer != 2 && lossynet_now() - cut_at < 0.1;
+    return rank != 2 && peer != 2 && ln_now() - cut_at < 0.1;
 }
 
 static bool missed[3][3]; /* by a rank, of another */
@@ -491,7 +489,7 @@ static void test_who_is_cut_off(void **state) {
     settings.log_context = &messages;
     cut_at = 0;
     capture_begin();
-    run_ranks(3, &settings, lossynet_link_udp_open, run_cut_off, rank, cut_off);
+    run_ranks(3, &settings, ln_link_udp_open, run_cut_off, rank, cut_off);
     assert_string_equal(capture_end(), "");
     assert_true(messages >= 3);
     for (int r = 0; r < 3; r++) assert_int_equal(rank[r].status, LOSSYNET_LINK);
@@ -500,8 +498,8 @@ static void test_who_is_cut_off(void **state) {
 }
 
 static int cut_for_a_while(int rank, int peer, const uint8_t *datagram, size_t bytes) {
-    if (cut(rank, peer, datagram, bytes)) cut_at = lossynet_now();
-    return lossynet_now() - cut_at > 0.4 || !atomic_load(&post.cut);
+    if (cut(rank, peer, datagram, bytes)) cut_at = ln_now();
+    return ln_now() - cut_at > 0.4 || !atomic_load(&post.cut);
 }
 
 /* The network comes back before the time-out: the run goes on, and only what was sent meanwhile is
@@ -509,7 +507,7 @@ static int cut_for_a_while(int rank, int peer, const uint8_t *datagram, size_t b
 static void test_cut_and_back(void **state) {
     (void)state;
     struct lossynet_counters c;
-    cut_at = lossynet_now();
+    cut_at = ln_now();
     steps_with(cut_for_a_while, &c);
     assert_true(c.arrived[0] + c.arrived[1] > 400);
 }
@@ -525,7 +523,7 @@ static void test_late_rank(void **state) {
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
     settings.network.peer_timeout = 1; /* the link answers while its caller sleeps */
-    run_ranks(2, &settings, lossynet_link_udp_open, come_late, rank, NULL);
+    run_ranks(2, &settings, ln_link_udp_open, come_late, rank, NULL);
     for (int r = 0; r < 2; r++) {
         assert_int_equal(rank[r].status, LOSSYNET_OK);
         assert_int_equal(rank[r].counters.arrived[0], 300);

@@ -6,16 +6,16 @@
 #include "lossynet/transport/progress.h"
 
 /* Rate after so many steps, a second apart, on a link that others leave `free` of. */
-static double settle(struct lossynet_pacing *pace, double free, int steps) {
+static double settle(struct ln_pacing *pace, double free, int steps) {
     for (int i = 0; i < steps; i++)
-        lossynet_pacing_step(pace, pace->rate > free ? 1 - free / pace->rate : 0, pace->risen + 1);
+        ln_pacing_step(pace, pace->rate > free ? 1 - free / pace->rate : 0, pace->risen + 1);
     return pace->rate;
 }
 
 static void test_converges(void **state) {
     (void)state;
     for (double budget = 0.01; budget < 0.5; budget *= 3) {
-        struct lossynet_pacing pace = {.most = 100, .rate = 100, .budget = budget};
+        struct ln_pacing pace = {.most = 100, .rate = 100, .budget = budget};
         assert_close(settle(&pace, 200, 10), 100, 0);                /* free: full rate */
         assert_close(settle(&pace, 30, 1), 30 / (1 - budget), 1e-9); /* at once */
         assert_close(settle(&pace, 30, 5), 30 / (1 - budget), 1e-9); /* and stays */
@@ -30,10 +30,10 @@ static void test_converges(void **state) {
 
 static void test_loss_that_is_not_congestion(void **state) {
     (void)state;
-    struct lossynet_pacing pace = {.most = 64, .rate = 64, .budget = 0.05};
-    for (int i = 0; i < 1000; i++) lossynet_pacing_step(&pace, 0.2, i);
+    struct ln_pacing pace = {.most = 64, .rate = 64, .budget = 0.05};
+    for (int i = 0; i < 1000; i++) ln_pacing_step(&pace, 0.2, i);
     assert_close(pace.rate, 1, 1e-12); /* slow, not stopped */
-    lossynet_pacing_step(&pace, 1, 1000);
+    ln_pacing_step(&pace, 1, 1000);
     assert_close(pace.rate, 1, 1e-12);
 }
 
@@ -46,8 +46,8 @@ static const double SLOT = 5e-4, LINK = 12.5e6, PACKET = 1500, REPORT = 0.01;
 enum { QUEUE = 11, IN_FLIGHT = 64 };
 
 struct made_up {
-    struct lossynet_transport transport;
-    struct lossynet_peer peers[2];
+    struct ln_transport transport;
+    struct ln_peer peers[2];
     double now, queue, ready, delay, random; /* random: share lost whatever the rate */
     uint32_t arrived, lost;
     struct {
@@ -61,7 +61,7 @@ static void made_up_open(struct made_up *m, double budget) {
     *m = (struct made_up){.delay = 0.005};
     m->transport.world.ranks = 2;
     m->transport.peers = m->peers;
-    lossynet_pacing_open(&m->transport.pacing, 0.1, budget);
+    ln_pacing_open(&m->transport.pacing, 0.1, budget);
 }
 
 /* Lets `seconds` pass; returns the share lost. */
@@ -85,8 +85,8 @@ static double pass(struct made_up *m, double seconds, double (*free)(double)) {
         m->transport.receiver.now = m->now;
         for (; m->handled < m->reported && m->report[m->handled % IN_FLIGHT].due <= m->now;
              m->handled++)
-            lossynet_pacing_report(&m->transport, 1, m->report[m->handled % IN_FLIGHT].sent,
-                                   m->report[m->handled % IN_FLIGHT].arrived);
+            ln_pacing_report(&m->transport, 1, m->report[m->handled % IN_FLIGHT].sent,
+                             m->report[m->handled % IN_FLIGHT].arrived);
     }
     return (double)(m->lost - lost_before) / (double)(*sent - sent_before);
 }

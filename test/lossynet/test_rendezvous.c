@@ -38,7 +38,7 @@ static int begin(void **state) {
     close(fd);
     snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(any.sin_port));
     messages[0] = '\0';
-    lossynet_log_to(keep_message, NULL);
+    ln_log_to(keep_message, NULL);
     return 0;
 }
 
@@ -369,14 +369,14 @@ static void connections_that_say_nothing_hold_up_nobody(void **state) {
     const int listener = listen_anywhere();
     for (int i = 0; i < SILENT; i++) silent[i] = connect_silently();
     for (int i = 0; i < 9; i++) assert_int_equal(send(silent[i], &magic, sizeof magic, 0), 8);
-    const double began = lossynet_now();
+    const double began = ln_now();
     send_comer(&other, listener, 1, 1, 2, 60);
     send_comer(&root, listener, 1, 0, 2, 60);
     pthread_join(other.thread, NULL);
     pthread_join(root.thread, NULL);
     assert_int_equal(root.met, LOSSYNET_OK);
     assert_int_equal(other.met, LOSSYNET_OK);
-    assert_true(lossynet_now() - began < 30); /* 2 s for each would be 10 minutes */
+    assert_true(ln_now() - began < 30); /* 2 s for each would be 10 minutes */
     for (int i = 0; i < SILENT; i++) close(silent[i]);
     close(listener);
 }

@@ -15,7 +15,7 @@ static void same_bits_as(uint64_t want, const struct lossynet_settings *settings
     static int turn;
     turn++;
     for (int ranks = 2, i = turn; ranks <= RANKS; ranks *= 2, i++) {
-        const lossynet_link_open open = i % 2 ? mail_open : post_office_open;
+        const ln_link_open open = i % 2 ? mail_open : post_office_open;
         assert_true(digest_of(ranks, open, ranks == 4, settings, run_scenario) == want);
         if (settings->wire_dtype != settings->vector_dtype)
             assert_int_equal(office.settled, 0);

@@ -52,7 +52,7 @@ struct change {
 };
 
 struct group {
-    struct lossynet_secure *rank[RANKS];
+    struct ln_secure *rank[RANKS];
     lossynet_status status[RANKS];
     uint64_t run[RANKS];
     const char *key_file[RANKS];
@@ -90,8 +90,8 @@ static void *open_rank(void *argument) {
     struct group *group = thread->group;
     int r = thread->rank;
     struct lossynet_world world = {.rank = r, .ranks = RANKS};
-    group->status[r] = lossynet_secure_open(&world, group->run[r], group->key_file[r], share, group,
-                                            &group->rank[r]);
+    group->status[r] =
+        ln_secure_open(&world, group->run[r], group->key_file[r], share, group, &group->rank[r]);
     return NULL;
 }
 
@@ -122,7 +122,7 @@ static struct group *group_of(uint64_t run) {
 }
 
 static void group_close(struct group *group) {
-    for (int r = 0; r < RANKS; r++) lossynet_secure_close(group->rank[r]);
+    for (int r = 0; r < RANKS; r++) ln_secure_close(group->rank[r]);
     free(group);
 }
 
@@ -140,7 +140,7 @@ static uint8_t plain[MOST];
 static struct datagram sealed_for(struct group *group, int sender, int to, size_t length) {
     struct datagram d = {.length = length + LOSSYNET_SECURE_BYTES, .to = to};
     for (size_t i = 0; i < WIRE_HEADER_BYTES; i++) d.header[i] = (uint8_t)random_bits(1, i, 0);
-    lossynet_secure_seal(group->rank[sender], to, d.header, plain, length, d.payload);
+    ln_secure_seal(group->rank[sender], to, d.header, plain, length, d.payload);
     return d;
 }
 
@@ -152,8 +152,8 @@ static struct datagram sealed(struct group *group, int sender, size_t length) {
 static bool opens(struct group *group, int receiver, int sender, const struct datagram *d) {
     uint8_t *copy = malloc(d->length + 1);
     memcpy(copy, d->payload, d->length);
-    bool opened = lossynet_secure_open_datagram(group->rank[receiver], sender, d->to < 0, d->header,
-                                                copy, d->length) == LOSSYNET_SECURE_OPENED;
+    bool opened = ln_secure_open_datagram(group->rank[receiver], sender, d->to < 0, d->header, copy,
+                                          d->length) == LOSSYNET_SECURE_OPENED;
     if (opened) assert_memory_equal(copy, plain, d->length - LOSSYNET_SECURE_BYTES);
     free(copy);
     return opened;
@@ -332,7 +332,7 @@ static void test_nonces(void **state) {
     uint64_t last = 0;
     for (int i = 0; i < 1000000; i++) {
         uint8_t header[WIRE_HEADER_BYTES] = {0}, out[4 + LOSSYNET_SECURE_BYTES];
-        lossynet_secure_seal(group->rank[0], 1, header, plain, 4, out);
+        ln_secure_seal(group->rank[0], 1, header, plain, 4, out);
         uint64_t counter = wire_get(out + 4, 8);
         if (i > 0) assert_true(counter > last);
         last = counter;
@@ -406,20 +406,20 @@ static lossynet_status share_fails(void *context, const struct lossynet_world *w
 static void test_alone(void **state) {
     (void)state;
     const struct lossynet_world world = {.rank = 0, .ranks = 1};
-    struct lossynet_secure *secure = NULL;
+    struct ln_secure *secure = NULL;
     for (int calls = 0; calls < 3; calls++) {
         int left = calls;
-        lossynet_status status = lossynet_secure_open(&world, 1, NULL, share_fails, &left, &secure);
+        lossynet_status status = ln_secure_open(&world, 1, NULL, share_fails, &left, &secure);
         assert_int_equal(status, calls < 2 ? LOSSYNET_LINK : LOSSYNET_OK);
         assert_true((secure != NULL) == (calls == 2));
     }
-    lossynet_secure_close(secure);
-    lossynet_secure_close(NULL);
+    ln_secure_close(secure);
+    ln_secure_close(NULL);
     for (int after = 0; after < 2; after++) {
         int left = 3;
         memory_fail_after = after;
         capture_begin();
-        lossynet_status status = lossynet_secure_open(&world, 1, NULL, share_fails, &left, &secure);
+        lossynet_status status = ln_secure_open(&world, 1, NULL, share_fails, &left, &secure);
         assert_message(capture_end(), "no memory");
         memory_fail_after = -1;
         assert_int_equal(status, LOSSYNET_NO_MEMORY);
@@ -438,7 +438,7 @@ static void test_memory(void **state) {
         context[i] = EVP_CIPHER_CTX_new();
         assert_int_equal(EVP_CipherInit_ex(context[i], EVP_aes_256_gcm(), NULL, key, NULL, 0), 1);
     }
-    double said = (double)(lossynet_secure_memory(1 + PEERS) - lossynet_secure_memory(1));
+    double said = (double)(ln_secure_memory(1 + PEERS) - ln_secure_memory(1));
     double ratio = said / (double)(allocated - before);
     assert_true(ratio > 0.8 && ratio < 1.5);
     for (int i = 0; i < CONTEXTS; i++) EVP_CIPHER_CTX_free(context[i]);
@@ -463,8 +463,8 @@ int main(void) {
 
 int main(void) {
     const struct lossynet_world world = {.rank = 0, .ranks = 1};
-    struct lossynet_secure *secure;
-    if (lossynet_secure_open(&world, 1, NULL, NULL, NULL, &secure) != LOSSYNET_INVALID) return 1;
+    struct ln_secure *secure;
+    if (ln_secure_open(&world, 1, NULL, NULL, NULL, &secure) != LOSSYNET_INVALID) return 1;
     printf("built without OpenSSL\n");
     return 77;
 }

@@ -42,7 +42,7 @@ WITHOUT = r"""
 #include <stdarg.h>
 #include <stdio.h>
 
-void lossynet_log(const char *format, ...) {
+void ln_log(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);
@@ -51,9 +51,9 @@ void lossynet_log(const char *format, ...) {
 
 int main(void) {
     const struct lossynet_world world = {.rank = 0, .ranks = 2};
-    struct lossynet_secure *secure;
-    return lossynet_secure_open(&world, 1, NULL, NULL, NULL, &secure) != LOSSYNET_INVALID || secure ||
-           lossynet_secure_available();
+    struct ln_secure *secure;
+    return ln_secure_open(&world, 1, NULL, NULL, NULL, &secure) != LOSSYNET_INVALID || secure ||
+           ln_secure_available();
 }
 """
 

@@ -418,8 +418,8 @@ static int kernels(int N, int C, int F, int H, int K, int D, int V) {
     s.rows = backend_cuda_logits_rows(N, V, be->element_bytes);
     s.P = (size_t)V * C;
     /* As over RDMA with its largest MTU. */
-    s.packet = lossynet_payload_elements(
-        LOSSYNET_FLOAT32, lossynet_payload_default(LOSSYNET_FLOAT32, 4096 - WIRE_HEADER_BYTES));
+    s.packet = ln_payload_elements(LOSSYNET_FLOAT32,
+                                   ln_payload_default(LOSSYNET_FLOAT32, 4096 - WIRE_HEADER_BYTES));
     fill_shapes(&s);
     const double e = (double)be->element_bytes, n = (double)N * C, f = (double)N * F;
     const double P = (double)s.P;

@@ -32,7 +32,7 @@ static uint8_t header[WIRE_HEADER_BYTES], payload[TOTAL], out[2 * TOTAL];
 
 static uint8_t shared[2 * 128];
 static pthread_barrier_t barrier;
-static struct lossynet_secure *secure[2];
+static struct ln_secure *secure[2];
 
 static lossynet_status share(void *context, const struct lossynet_world *world, void *all,
                              size_t bytes) {
@@ -47,7 +47,7 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
 
 static void *open_rank(void *argument) {
     struct lossynet_world world = {.rank = argument != NULL, .ranks = 2};
-    if (lossynet_secure_open(&world, 1, NULL, share, NULL, &secure[world.rank])) exit(1);
+    if (ln_secure_open(&world, 1, NULL, share, NULL, &secure[world.rank])) exit(1);
     return NULL;
 }
 
@@ -76,20 +76,18 @@ static void measure(size_t bytes) {
     for (int round = 0; round < ROUNDS; round++) {
         double start = now();
         for (size_t i = 0; i < packets; i++)
-            lossynet_secure_seal(secure[0], 1, header, payload + i * bytes, bytes,
-                                 out + i * stride);
+            ln_secure_seal(secure[0], 1, header, payload + i * bytes, bytes, out + i * stride);
         seal = least(seal, start);
         start = now();
         for (size_t i = 0; i < packets; i++)
-            if (lossynet_secure_open_datagram(secure[1], 0, false, header, out + i * stride,
-                                              stride) != LOSSYNET_SECURE_OPENED)
+            if (ln_secure_open_datagram(secure[1], 0, false, header, out + i * stride, stride) !=
+                LOSSYNET_SECURE_OPENED)
                 exit(1);
         open = least(open, start);
         start = now();
         for (size_t i = 0; i < packets; i++) {
             memcpy(out + i * stride, payload + i * bytes, bytes);
-            sum +=
-                lossynet_crc32c(lossynet_crc32c(0, header, sizeof header), out + i * stride, bytes);
+            sum += ln_crc32c(ln_crc32c(0, header, sizeof header), out + i * stride, bytes);
         }
         plain = least(plain, start);
     }
@@ -100,7 +98,7 @@ static void measure(size_t bytes) {
 }
 
 int main(void) {
-    if (!lossynet_secure_available()) {
+    if (!ln_secure_available()) {
         puts("built without OpenSSL");
         return 77;
     }
@@ -109,12 +107,12 @@ int main(void) {
     pthread_create(&thread, NULL, open_rank, secure);
     open_rank(NULL);
     pthread_join(thread, NULL);
-    for (size_t i = 0; i < TOTAL; i++) payload[i] = (uint8_t)lossynet_mix(i);
+    for (size_t i = 0; i < TOTAL; i++) payload[i] = (uint8_t)ln_mix(i);
     measure(64);
     measure(1400);
     measure(4096);
     measure(8192);
-    lossynet_secure_close(secure[0]);
-    lossynet_secure_close(secure[1]);
+    ln_secure_close(secure[0]);
+    ln_secure_close(secure[1]);
     return 0;
 }

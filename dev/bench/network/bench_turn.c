@@ -13,31 +13,30 @@
 
 enum { TURNS = 2000, FULL_TURNS = 20 };
 
-static lossynet_status link_send(struct lossynet_link *link, int peer,
-                                 const struct lossynet_datagram *batch, int count) {
+static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
+                                 int count) {
     (void)link, (void)peer, (void)batch, (void)count;
     return LOSSYNET_OK;
 }
 
-static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     (void)link, (void)arrivals;
     return 0;
 }
 
-static void link_nothing(struct lossynet_link *link) {
+static void link_nothing(struct ln_link *link) {
     (void)link;
 }
 
-static lossynet_status link_open(const struct lossynet_link_settings *settings,
-                                 struct lossynet_link **out) {
-    static struct lossynet_link link;
+static lossynet_status link_open(const struct ln_link_settings *settings, struct ln_link **out) {
+    static struct ln_link link;
     (void)settings;
-    link = (struct lossynet_link){.name = "none",
-                                  .features = {.payload_most = 1400, .receive_queue = 1 << 20},
-                                  .send = link_send,
-                                  .receive = link_receive,
-                                  .wake = link_nothing,
-                                  .close = link_nothing};
+    link = (struct ln_link){.name = "none",
+                            .features = {.payload_most = 1400, .receive_queue = 1 << 20},
+                            .send = link_send,
+                            .receive = link_receive,
+                            .wake = link_nothing,
+                            .close = link_nothing};
     *out = &link;
     return LOSSYNET_OK;
 }
@@ -60,37 +59,37 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     return 1;
 }
 
-static double microseconds(struct lossynet_transport *t, int turns, bool one, bool all) {
-    const double start = lossynet_now();
+static double microseconds(struct ln_transport *t, int turns, bool one, bool all) {
+    const double start = ln_now();
     for (int i = 0; i < turns; i++) {
-        if (one) lossynet_agenda_soon(t, 1 + i % (t->world.ranks - 1));
-        if (all) lossynet_agenda_all(t);
-        lossynet_progress_turn(t);
+        if (one) ln_agenda_soon(t, 1 + i % (t->world.ranks - 1));
+        if (all) ln_agenda_all(t);
+        ln_progress_turn(t);
     }
-    return 1e6 * (lossynet_now() - start) / turns;
+    return 1e6 * (ln_now() - start) / turns;
 }
 
 static void measure(int ranks) {
-    const struct lossynet_transport_settings settings = {.world = {.ranks = ranks},
-                                                         .network.peer_timeout = 1e6};
-    const struct lossynet_transport_shape shape = {
+    const struct ln_transport_settings settings = {.world = {.ranks = ranks},
+                                                   .network.peer_timeout = 1e6};
+    const struct ln_transport_shape shape = {
         .workers = ranks, .local = 1, .buckets = 1, .packet_bytes = 1400};
-    const struct lossynet_transport_calls calls = {.ready = ready, .expected = expected};
-    struct lossynet_pool pool = {0};
-    struct lossynet_transport *t;
-    if (lossynet_transport_open(&settings, link_open, share, NULL, &t)) exit(1);
-    lossynet_transport_shape(t, &pool, &shape, &calls);
+    const struct ln_transport_calls calls = {.ready = ready, .expected = expected};
+    struct ln_pool pool = {0};
+    struct ln_transport *t;
+    if (ln_transport_open(&settings, link_open, share, NULL, &t)) exit(1);
+    ln_transport_shape(t, &pool, &shape, &calls);
     if (pool.out_of_memory) exit(1);
-    lossynet_transport_receive_begin(t, LOSSYNET_GRADIENT);
-    lossynet_transport_send_begin(t, LOSSYNET_GRADIENT);
-    lossynet_progress_turn(t);
+    ln_transport_receive_begin(t, LOSSYNET_GRADIENT);
+    ln_transport_send_begin(t, LOSSYNET_GRADIENT);
+    ln_progress_turn(t);
     const double idle = microseconds(t, TURNS, false, false);
     t->phase[LOSSYNET_GRADIENT].awaited = true;
     const double all = microseconds(t, FULL_TURNS, false, true);
     const double waits = microseconds(t, TURNS, false, false);
     const double one = microseconds(t, TURNS, true, false);
     printf("| %d | %.2f | %.2f | %.2f | %.0f |\n", ranks, idle, waits, one, all);
-    lossynet_transport_close(t);
+    ln_transport_close(t);
 }
 
 int main(int argc, char **argv) {

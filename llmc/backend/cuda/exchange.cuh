@@ -71,7 +71,7 @@ struct largest {
     }
 };
 
-/* mix64 is lossynet_mix (base.h), mix32 is lowbias32 (Wellons 2018). */
+/* mix64 is ln_mix (base.h), mix32 is lowbias32 (Wellons 2018). */
 static __device__ inline uint64_t mix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -33,14 +33,13 @@ static void against_reference(double p, lossynet_estimator estimator, double sha
         size_t of_owner[WORKERS] = {0};
         for (int b = 0; b < BUCKETS; b++) {
             for (int o = 0; o < WORKERS; o++) {
-                size_t offset, count, n = lossynet_partition_owner_packets(&comm->partition, o);
+                size_t offset, count, n = ln_partition_owner_packets(&comm->partition, o);
                 lossynet_shard(comm, o, b, &offset, &count);
                 for (size_t at = 0; at < count; at += 16, of_owner[o]++) {
                     bool there[WORKERS];
                     for (int w = 0; w < WORKERS; w++) {
                         uint8_t mask[PACKETS_MOST];
-                        lossynet_loss_mask(&comm->loss, LOSSYNET_GRADIENT, step, w, o, n, NULL,
-                                           mask);
+                        ln_loss_mask(&comm->loss, LOSSYNET_GRADIENT, step, w, o, n, NULL, mask);
                         there[w] = w == o || mask[of_owner[o]];
                     }
                     for (size_t e = offset + at; e < offset + count && e < offset + at + 16; e++) {
@@ -213,7 +212,7 @@ static void kept_by_the_caller(bool bf16) {
                 x[w][e] = (float)gradient(step, w, e);
                 if (bf16) x[w][e] = as_bf16(x[w][e]);
                 y[w][e] = x[w][e] + late;
-                if (bf16) ((uint16_t *)given[w])[e] = lossynet_bf16_narrow(y[w][e]);
+                if (bf16) ((uint16_t *)given[w])[e] = ln_bf16_narrow(y[w][e]);
             }
             kept.vector[w] = y[w];
         }

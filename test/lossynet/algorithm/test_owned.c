@@ -70,7 +70,7 @@ static void test_same_bits(void **state) {
 }
 
 /* In turns a worker has no gradient; a fifth of the packets is lost. */
-static void write_record(FILE *file, const struct lossynet_partition *partition) {
+static void write_record(FILE *file, const struct ln_partition *partition) {
     static const char *const phase[] = {"gradient", "parameter"};
     for (int step = 0; step < SCENARIO_STEPS; step++) {
         for (int w = 0; w < SCENARIO_WORKERS; w++) {
@@ -78,7 +78,7 @@ static void write_record(FILE *file, const struct lossynet_partition *partition)
                 const int sender = s / 2, owner = s % 2 ? sender : w;
                 if (sender == w) continue;
                 fprintf(file, "# step %d, %s, worker %d to %d\n", step, phase[s % 2], sender, w);
-                const size_t n = lossynet_partition_owner_packets(partition, owner);
+                const size_t n = ln_partition_owner_packets(partition, owner);
                 for (size_t k = 0; k < n; k++)
                     putc(random_bits((uint64_t)step, (uint64_t)(w * 100 + s), k) % 5 ? '0' : '1',
                          file);
@@ -162,7 +162,7 @@ static void test_one_worker(void **state) {
         for (size_t e = 0; e < ELEMENTS; e++) {
             values[0][e] = (float)random_unit(2, 0, e);
             if (bf16)
-                ((uint16_t *)x[0])[e] = lossynet_bf16_narrow((float)random_unit(1, 0, e));
+                ((uint16_t *)x[0])[e] = ln_bf16_narrow((float)random_unit(1, 0, e));
             else
                 x[0][e] = (float)random_unit(1, 0, e);
         }
@@ -171,7 +171,7 @@ static void test_one_worker(void **state) {
         assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
         assert_int_equal(lossynet_gather_fresh(comm, x, fresh), LOSSYNET_OK);
         for (size_t e = 0; e < ELEMENTS; e++) {
-            const float own = bf16 ? lossynet_bf16_widen(((uint16_t *)x[0])[e]) : x[0][e];
+            const float own = bf16 ? ln_bf16_widen(((uint16_t *)x[0])[e]) : x[0][e];
             assert_true(averages[0][e] == own);
         }
         assert_memory_equal(fresh, values[0], ELEMENTS * sizeof *fresh);
@@ -189,7 +189,7 @@ static void count_sum(float *out, const uint16_t *const *sender, const float *we
                       size_t n, size_t packet) {
 #pragma omp atomic
     sums++;
-    lossynet_weighted_sum_bf16_plain(out, sender, weight, senders, n, packet);
+    ln_weighted_sum_bf16_plain(out, sender, weight, senders, n, packet);
 }
 
 /* The caller's weighted sum is called for each shard, and the default agrees with that of
@@ -214,16 +214,15 @@ static void test_weighted_sum(void **state) {
     for (int w = 0; w < WORKERS; w++) {
         sender[w] = bf16[w];
         for (size_t e = 0; e < ELEMENTS; e++) {
-            bf16[w][e] = lossynet_bf16_narrow((float)random_unit(1, (uint64_t)w, e));
-            x[w][e] = lossynet_bf16_widen(bf16[w][e]);
+            bf16[w][e] = ln_bf16_narrow((float)random_unit(1, (uint64_t)w, e));
+            x[w][e] = ln_bf16_widen(bf16[w][e]);
         }
     }
     for (int i = 0; i < 4; i++) {
         for (size_t k = 0; k < WORKERS * ELEMENTS; k++)
             weight[k] = random_bits(2, (uint64_t)i, k) % 3 ? (float)random_unit(3, 1, k) : 0;
-        lossynet_weighted_sum_bf16_plain(got, sender, weight, WORKERS, ELEMENTS, packets[i]);
-        lossynet_weighted_sum_plain(want, (const float *const *)x, weight, WORKERS, ELEMENTS,
-                                    packets[i]);
+        ln_weighted_sum_bf16_plain(got, sender, weight, WORKERS, ELEMENTS, packets[i]);
+        ln_weighted_sum_plain(want, (const float *const *)x, weight, WORKERS, ELEMENTS, packets[i]);
         assert_memory_equal(got, want, sizeof want);
     }
     free_vectors(apart);

@@ -24,10 +24,10 @@ static bool gets_through(const struct lossynet_comm *comm, lossynet_phase phase,
     uint8_t mask[PACKETS_MOST];
     assert_true(n <= sizeof mask);
     for (int round = 0; round <= rounds; round++) {
-        struct lossynet_loss loss = comm->loss;
-        if (round > 0) loss.seed = lossynet_mix(loss.seed + (uint64_t)round);
+        struct ln_loss loss = comm->loss;
+        if (round > 0) loss.seed = ln_mix(loss.seed + (uint64_t)round);
         if (round > 0) ++*sent;
-        lossynet_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
+        ln_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
         if (mask[k]) return true;
     }
     return false;
@@ -72,7 +72,7 @@ static void against_reference(double p, int gradient, int parameter) {
         assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
         for (size_t i = 0; i < packets; i++) {
             const struct packet *k = &list[i];
-            size_t n = lossynet_partition_owner_packets(&comm->partition, k->owner);
+            size_t n = ln_partition_owner_packets(&comm->partition, k->owner);
             double sum = 0, count = 0;
             for (int w = 0; w < WORKERS; w++) {
                 uint64_t again[2] = {0};
@@ -220,15 +220,15 @@ static void budget_of(double p, double budget, bool error_feedback) {
         assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
         assert_int_equal(lossynet_reduce(comm, g, false), LOSSYNET_OK);
         for (int o = 0; o < WORKERS; o++) {
-            size_t n = lossynet_partition_owner_packets(&comm->partition, o), count = n * WORKERS;
+            size_t n = ln_partition_owner_packets(&comm->partition, o), count = n * WORKERS;
             const uint8_t *asks = comm->retransmission.asks + comm->arrivals.own_start[o];
             assert_true(count <= MOST && packets <= MOST);
             for (int w = 0; w < WORKERS; w++) {
                 uint8_t mask[2][PACKETS_MOST];
-                struct lossynet_loss again = comm->loss;
-                again.seed = lossynet_mix(again.seed + 1);
-                lossynet_loss_mask(&comm->loss, LOSSYNET_GRADIENT, step, w, o, n, NULL, mask[0]);
-                lossynet_loss_mask(&again, LOSSYNET_GRADIENT, step, w, o, n, NULL, mask[1]);
+                struct ln_loss again = comm->loss;
+                again.seed = ln_mix(again.seed + 1);
+                ln_loss_mask(&comm->loss, LOSSYNET_GRADIENT, step, w, o, n, NULL, mask[0]);
+                ln_loss_mask(&again, LOSSYNET_GRADIENT, step, w, o, n, NULL, mask[1]);
                 for (size_t k = 0; k < n; k++) {
                     size_t i = (size_t)w * n + k;
                     bool first = w == o || mask[0][k], there = first || (asks[i] && mask[1][k]);
@@ -244,14 +244,13 @@ static void budget_of(double p, double budget, bool error_feedback) {
         for (int w = 0; w < WORKERS; w++) {
             const uint8_t *by_link = comm->retransmission.asks + (size_t)w * packets;
             uint8_t asks[MOST]; /* in order of packets */
-            size_t own = lossynet_partition_owner_packets(&comm->partition, w),
-                   of_owner[WORKERS] = {0};
+            size_t own = ln_partition_owner_packets(&comm->partition, w), of_owner[WORKERS] = {0};
             struct packet list[256];
             list_packets(comm, list);
             memset(since, 0, sizeof since);
             for (size_t i = 0; i < packets; i++) {
                 int o = list[i].owner;
-                size_t n = lossynet_partition_owner_packets(&comm->partition, o), k = of_owner[o]++;
+                size_t n = ln_partition_owner_packets(&comm->partition, o), k = of_owner[o]++;
                 uint64_t sent = 0;
                 asks[i] = by_link[comm->partition.owner_start[o] + k];
                 bool first = gets_through(comm, LOSSYNET_PARAMETER, 0, o, w, n, k, &sent);
@@ -270,7 +269,7 @@ static void budget_of(double p, double budget, bool error_feedback) {
     }
     for (int w = 0; w < WORKERS; w++) {
         check_even(missing[0][w], asked[0][w],
-                   WORKERS * lossynet_partition_owner_packets(&comm->partition, w));
+                   WORKERS * ln_partition_owner_packets(&comm->partition, w));
         check_even(missing[1][w], asked[1][w], packets);
     }
     free_vectors(x);
@@ -356,10 +355,10 @@ static void test_measured_rounds(void **state) {
     lossynet_state_save(comm[1], LOSSYNET_ALL_WORKERS, saved);
     settings[1].loss.rate[0] = settings[1].loss.rate[1] = 0;
     struct lossynet_comm *later = open_alone(&settings[1]);
-    assert_int_equal(lossynet_retransmission_rounds(later, LOSSYNET_GRADIENT), 0);
+    assert_int_equal(ln_retransmission_rounds(later, LOSSYNET_GRADIENT), 0);
     assert_true(lossynet_state_load(later, LOSSYNET_ALL_WORKERS, saved, bytes));
-    assert_int_equal(lossynet_retransmission_rounds(later, LOSSYNET_GRADIENT), 2);
-    assert_int_equal(lossynet_retransmission_rounds(later, LOSSYNET_PARAMETER), 1);
+    assert_int_equal(ln_retransmission_rounds(later, LOSSYNET_GRADIENT), 2);
+    assert_int_equal(ln_retransmission_rounds(later, LOSSYNET_PARAMETER), 1);
     lossynet_close(later);
     free(saved);
     free_vectors(x);

@@ -24,7 +24,7 @@ static struct part part_of(uint64_t seed, uint64_t step, int worker) {
     return part;
 }
 
-static void write_record(FILE *file, const struct lossynet_partition *partition, uint64_t seed) {
+static void write_record(FILE *file, const struct ln_partition *partition, uint64_t seed) {
     for (uint64_t step = 0; step < RANDOM + CALM; step++) {
         for (int w = 0; w < WORKERS; w++) {
             const struct part part = part_of(seed, step, w);
@@ -32,7 +32,7 @@ static void write_record(FILE *file, const struct lossynet_partition *partition,
             for (int s = 0; s < WORKERS; s++) {
                 if (s == w) continue;
                 fprintf(file, "# step %d, gradient, worker %d to %d\n", (int)step, s, w);
-                const size_t n = lossynet_partition_owner_packets(partition, w);
+                const size_t n = ln_partition_owner_packets(partition, w);
                 for (size_t k = 0; k < n; k++) {
                     const uint64_t what = 1000 + ((uint64_t)w * WORKERS + (uint64_t)s) * 100 + k;
                     putc(part_of(seed, step, s).takes_part && happens(seed, step, what, 0.7) ? '0'
@@ -56,10 +56,10 @@ static void write_record(FILE *file, const struct lossynet_partition *partition,
 
 /* Worker LATE is late in even steps, and has no gradient in odd ones. */
 enum { LATE = 1 };
-static void write_late(FILE *file, const struct lossynet_partition *partition, uint64_t steps) {
+static void write_late(FILE *file, const struct ln_partition *partition, uint64_t steps) {
     for (uint64_t step = 0; step < steps; step++) {
         for (int w = 0; w < WORKERS; w++) {
-            const size_t n = lossynet_partition_owner_packets(partition, w);
+            const size_t n = ln_partition_owner_packets(partition, w);
             for (int s = 0; s < WORKERS; s++) {
                 if (s == w) continue;
                 fprintf(file, "# step %d, gradient, worker %d to %d\n", (int)step, s, w);
@@ -74,8 +74,7 @@ static void write_late(FILE *file, const struct lossynet_partition *partition, u
 }
 
 /* A comm that makes a run of `write`; the file is gone by then. */
-static struct lossynet_comm *open_run(void (*write)(FILE *, const struct lossynet_partition *,
-                                                    uint64_t),
+static struct lossynet_comm *open_run(void (*write)(FILE *, const struct ln_partition *, uint64_t),
                                       uint64_t seed, lossynet_estimator estimator) {
     struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0);
     struct lossynet_comm *plain = open_alone(&settings);
@@ -177,7 +176,7 @@ static void test_ages(void **state) {
         assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
         assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
         for (int v = 0; v < WORKERS; v++) {
-            const double packets = (double)lossynet_partition_owner_packets(&comm->partition, v);
+            const double packets = (double)ln_partition_owner_packets(&comm->partition, v);
             const struct lossynet_lateness *late = &comm->feedback.late[v];
             const double came = WORKERS - ((v == LATE) == comes);
             const double own = v == LATE && comes ? 0 : 1;

@@ -75,7 +75,7 @@ static void test_choice(void **state) {
 static int carried(struct udp_socket *from, struct udp_socket *to,
                    const struct udp_address *address, size_t bytes, int count) {
     static const uint8_t payload[66000];
-    struct lossynet_datagram batch[LOSSYNET_BATCH] = {{.length = 0}};
+    struct ln_datagram batch[LOSSYNET_BATCH] = {{.length = 0}};
     for (int i = 0; i < count; i++) batch[i].payload = payload, batch[i].length = bytes;
     assert_int_equal(udp_send(from, address, batch, count), LOSSYNET_OK);
     int came = 0;

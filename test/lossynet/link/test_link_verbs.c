@@ -60,25 +60,25 @@ static void assert_nonsense_is_refused(void) {
 
 static void test_open_without_a_port(void **state) {
     (void)state;
-    struct lossynet_link *link = (struct lossynet_link *)&meeting;
-    struct lossynet_link_settings settings = {
+    struct ln_link *link = (struct ln_link *)&meeting;
+    struct ln_link_settings settings = {
         .world = {.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1},
         .share = share,
         .interface = "nowhere0:1",
     };
     pthread_barrier_init(&meeting.barrier, NULL, 1);
     capture_begin();
-    lossynet_status status = lossynet_link_verbs_open(&settings, &link);
+    lossynet_status status = ln_link_verbs_open(&settings, &link);
     const char *said = capture_end();
     pthread_barrier_destroy(&meeting.barrier);
     assert_int_equal(status, LOSSYNET_LINK);
     assert_null(link);
 #ifdef LOSSYNET_VERBS
     assert_message(said, "interface nowhere0:1: expected DEVICE[:PORT[:GID_INDEX]]");
-    assert_message(said, lossynet_link_verbs_available() ? "ACTIVE" : "RDMA ports here: ");
+    assert_message(said, ln_link_verbs_available() ? "ACTIVE" : "RDMA ports here: ");
     assert_nonsense_is_refused();
 #else
-    assert_false(lossynet_link_verbs_available());
+    assert_false(ln_link_verbs_available());
     assert_message(said, "built without RDMA");
 #endif
 }
@@ -89,15 +89,15 @@ static void test_open_without_a_port(void **state) {
 static const char INTERFACES[] = "rxe0,rxe1:1,rxe2,rxe3:1:1";
 
 static struct rank {
-    struct lossynet_link_settings settings;
-    struct lossynet_link *link;
+    struct ln_link_settings settings;
+    struct ln_link *link;
     lossynet_status status;
     pthread_t thread;
 } ranks[RANKS];
 
 static void *open_one(void *argument) {
     struct rank *rank = argument;
-    rank->status = lossynet_link_verbs_open(&rank->settings, &rank->link);
+    rank->status = ln_link_verbs_open(&rank->settings, &rank->link);
     return NULL;
 }
 
@@ -105,7 +105,7 @@ static void *open_one(void *argument) {
 static void open_all(bool multicast, size_t payload_bytes, const char *odd) {
     pthread_barrier_init(&meeting.barrier, NULL, RANKS);
     for (int r = 0; r < RANKS; r++) {
-        ranks[r].settings = (struct lossynet_link_settings){
+        ranks[r].settings = (struct ln_link_settings){
             .world = {.rank = r, .ranks = RANKS, .local_rank = r, .local_ranks = RANKS},
             .share = share,
             .run = 0x1234567890abcdefu,
@@ -127,37 +127,36 @@ static void close_all(void) {
 /* ---- datagrams ---- */
 
 /* A header that says what is in the payload, and a payload that follows from it. */
-static struct lossynet_datagram make(uint8_t *payload, size_t length, uint32_t number) {
-    struct lossynet_datagram d = {.payload = payload, .length = length};
+static struct ln_datagram make(uint8_t *payload, size_t length, uint32_t number) {
+    struct ln_datagram d = {.payload = payload, .length = length};
     for (int i = 0; i < WIRE_HEADER_BYTES; i++) d.header[i] = (uint8_t)(number + (uint32_t)i);
     wire_put(d.header, number, 4);
     for (size_t i = 0; i < length; i++) payload[i] = (uint8_t)random_bits(number, i, length);
     return d;
 }
 
-static void assert_arrived(const struct lossynet_arrival *a, int peer, size_t length,
-                           uint32_t number) {
+static void assert_arrived(const struct ln_arrival *a, int peer, size_t length, uint32_t number) {
     static uint8_t payload[4096];
     assert_int_equal(a->peer, peer);
     assert_int_equal(a->count, WIRE_HEADER_BYTES + length);
-    struct lossynet_datagram d = make(payload, length, number);
+    struct ln_datagram d = make(payload, length, number);
     assert_memory_equal(a->bytes, d.header, WIRE_HEADER_BYTES);
     assert_memory_equal(a->bytes + WIRE_HEADER_BYTES, payload, length);
 }
 
 /* Takes what comes within so many seconds, or one batch; the last arrivals stay in place. */
-static int take(int rank, struct lossynet_arrival *arrivals, double seconds) {
-    struct lossynet_link *link = ranks[rank].link;
-    for (double end = lossynet_now() + seconds;;) {
+static int take(int rank, struct ln_arrival *arrivals, double seconds) {
+    struct ln_link *link = ranks[rank].link;
+    for (double end = ln_now() + seconds;;) {
         int n = link->receive(link, arrivals);
-        if (n > 0 || lossynet_now() >= end) return n;
-        link->wait(link, end - lossynet_now());
+        if (n > 0 || ln_now() >= end) return n;
+        link->wait(link, end - ln_now());
     }
 }
 
 /* How many come until nothing has for a while. */
 static int drain(int rank) {
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
     int count = 0;
     for (int n; (n = take(rank, arrivals, 0.1)) > 0;) count += n;
     return count;
@@ -165,7 +164,7 @@ static int drain(int rank) {
 
 /* Most cases share these links: to open some takes its time where all is emulated. */
 static int open_shared(void **state) {
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
     (void)state;
     open_all(true, 0, NULL);
     for (int r = 0; r < RANKS; r++) {
@@ -183,9 +182,9 @@ static int close_shared(void **state) {
 
 static void assert_delivers(int from, int to, uint8_t *payload, size_t length) {
     static uint32_t number;
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-    struct lossynet_datagram d = make(payload, length, ++number);
-    struct lossynet_link *link = ranks[from].link;
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_datagram d = make(payload, length, ++number);
+    struct ln_link *link = ranks[from].link;
     assert_int_equal(link->send(link, to, &d, 1), LOSSYNET_OK);
     assert_int_equal(take(to, arrivals, 5), 1);
     assert_arrived(&arrivals[0], from, length, number);
@@ -195,13 +194,13 @@ static void assert_delivers(int from, int to, uint8_t *payload, size_t length) {
 
 static void test_all_sizes(void **state) {
     (void)state;
-    struct lossynet_link *link = ranks[0].link;
+    struct ln_link *link = ranks[0].link;
     assert_string_equal(link->name, "verbs");
     assert_false(link->features.reliable);
     assert_int_equal(link->features.payload_most, 4096 - WIRE_HEADER_BYTES);
     assert_true(link->features.receive_queue >= 4096);
     assert_true(link->memory_bytes > (size_t)link->features.receive_queue * 4096);
-    assert_true(link->memory_bytes <= lossynet_link_verbs_memory(RANKS, 0));
+    assert_true(link->memory_bytes <= ln_link_verbs_memory(RANKS, 0));
     static uint8_t payload[2 * 4096], registered[2 * 4096];
     for (int r = 0; r < RANKS; r++)
         assert_true(ranks[r].link->register_memory(ranks[r].link, registered, 2 * 4096, NULL));
@@ -235,9 +234,9 @@ static void test_batches(void **state) {
     (void)state;
     enum { ROUNDS = 12, LENGTH = 1000 };
     static uint8_t payload[LOSSYNET_BATCH][LENGTH];
-    struct lossynet_datagram batch[LOSSYNET_BATCH];
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-    struct lossynet_link *link = ranks[3].link;
+    struct ln_datagram batch[LOSSYNET_BATCH];
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_link *link = ranks[3].link;
     for (int in_place = 0; in_place < 2; in_place++) {
         if (in_place) assert_true(link->register_memory(link, payload, sizeof payload, NULL));
         uint32_t sent = 0, got[RANKS] = {0};
@@ -269,8 +268,8 @@ static void test_batches(void **state) {
 static void test_larger_than_the_path(void **state) {
     (void)state;
     static uint8_t payload[8192];
-    struct lossynet_link *link = ranks[0].link;
-    struct lossynet_datagram batch[2] = {make(payload, 64, 1), make(payload, 64, 2)};
+    struct ln_link *link = ranks[0].link;
+    struct ln_datagram batch[2] = {make(payload, 64, 1), make(payload, 64, 2)};
     batch[1].length = link->features.payload_most + 4;
     capture_begin();
     lossynet_status status = link->send(link, 1, batch, 2);
@@ -294,8 +293,8 @@ static int class_seen(int watch) {
 static void test_traffic_class(void **state) {
     (void)state;
     static uint8_t payload[64];
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-    struct lossynet_link *link = ranks[0].link;
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_link *link = ranks[0].link;
     int watch = socket(AF_PACKET, SOCK_DGRAM, htons(ETH_P_IP));
     struct sockaddr_ll v3 = {.sll_family = AF_PACKET,
                              .sll_protocol = htons(ETH_P_IP),
@@ -304,7 +303,7 @@ static void test_traffic_class(void **state) {
     setsockopt(watch, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = 5},
                sizeof(struct timeval));
     for (int i = 0; i < 4; i++) {
-        struct lossynet_datagram d = make(payload, 64, (uint32_t)i);
+        struct ln_datagram d = make(payload, 64, (uint32_t)i);
         d.bulk = i % 2;
         assert_int_equal(link->send(link, i < 2 ? 3 : LOSSYNET_EVERYONE, &d, 1), LOSSYNET_OK);
         assert_int_equal(take(3, arrivals, 5), 1);
@@ -320,8 +319,8 @@ static void test_strangers(void **state) {
     (void)state;
     static struct verbs_queue stranger;
     static uint8_t payload[256];
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-    uint32_t right = (uint32_t)lossynet_mix(ranks[0].settings.run) & 0x7fffffff;
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
+    uint32_t right = (uint32_t)ln_mix(ranks[0].settings.run) & 0x7fffffff;
     for (int knows = 0; knows < 2; knows++) {
         memset(&stranger, 0, sizeof stranger);
         assert_int_equal(verbs_port_open("rxe1", 0, &stranger.port), LOSSYNET_OK);
@@ -331,7 +330,7 @@ static void test_strangers(void **state) {
                                    .grh = {.sgid_index = (uint8_t)stranger.port.gid_index,
                                            .dgid = {{[10] = 0xff, [11] = 0xff, 10, 9, 8, 1}},
                                            .hop_limit = 64}};
-        struct lossynet_datagram d = make(payload, sizeof payload, 77);
+        struct ln_datagram d = make(payload, sizeof payload, 77);
         struct ibv_ah *ah = ibv_create_ah(stranger.pd, &attr);
         assert_non_null(ah);
         for (uint32_t qpn = 2; qpn < 64; qpn++) /* it has to guess this too */
@@ -354,8 +353,8 @@ static void test_overrun(void **state) {
     (void)state;
     enum { MORE = 640 };
     static uint8_t payload[LOSSYNET_BATCH];
-    struct lossynet_datagram batch[LOSSYNET_BATCH];
-    struct lossynet_link *link = ranks[1].link;
+    struct ln_datagram batch[LOSSYNET_BATCH];
+    struct ln_link *link = ranks[1].link;
     int queue = ranks[0].link->features.receive_queue, sent = 0;
     for (int i = 0; i < LOSSYNET_BATCH; i++) batch[i] = make(payload, 8, (uint32_t)i);
     assert_int_equal(drain(0), 0); /* and all its buffers are posted */
@@ -371,28 +370,28 @@ static void test_overrun(void **state) {
 
 static void *wake_later(void *link) {
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-    ((struct lossynet_link *)link)->wake(link);
+    ((struct ln_link *)link)->wake(link);
     return NULL;
 }
 
 static void test_wait(void **state) {
     (void)state;
     static uint8_t payload[64];
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-    struct lossynet_link *link = ranks[0].link, *other = ranks[1].link;
-    double start = lossynet_now();
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_link *link = ranks[0].link, *other = ranks[1].link;
+    double start = ln_now();
     int waits = 0;
-    for (; lossynet_now() < start + 0.05; waits++) link->wait(link, 0.05);
+    for (; ln_now() < start + 0.05; waits++) link->wait(link, 0.05);
     assert_true(waits < 5); /* it may end early for what was received before */
 
     link->wake(link); /* before the wait */
-    start = lossynet_now();
+    start = ln_now();
     link->wait(link, 20);
     pthread_t thread;
     pthread_create(&thread, NULL, wake_later, link);
     link->wait(link, 20);
     pthread_join(thread, NULL);
-    struct lossynet_datagram d = make(payload, sizeof payload, 5);
+    struct ln_datagram d = make(payload, sizeof payload, 5);
     for (int i = 0; i < 3; i++) { /* it has come when the wait begins */
         other->send(other, 0, &d, 1);
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
@@ -404,16 +403,16 @@ static void test_wait(void **state) {
         while (link->receive(link, arrivals) == 0) link->wait(link, 20);
         assert_arrived(&arrivals[0], 1, sizeof payload, 5);
     }
-    assert_true(lossynet_now() - start < 20);
+    assert_true(ln_now() - start < 20);
 }
 
 /* Of datagrams that are sent now one arrives soon, after older ones. */
 static void assert_comes_back(int from, int to) {
     static uint8_t payload[16];
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-    struct lossynet_datagram d = make(payload, sizeof payload, 99);
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_datagram d = make(payload, sizeof payload, 99);
     bool came = false;
-    for (double end = lossynet_now() + 20; !came && lossynet_now() < end;) {
+    for (double end = ln_now() + 20; !came && ln_now() < end;) {
         assert_int_equal(ranks[from].link->send(ranks[from].link, to, &d, 1), LOSSYNET_OK);
         int n = take(to, arrivals, 0.1);
         for (int i = 0; i < n; i++) came |= wire_get(arrivals[i].bytes, 4) == 99;
@@ -425,18 +424,18 @@ static void assert_comes_back(int from, int to) {
 static void test_network_cut(void **state) {
     (void)state;
     static uint8_t payload[64];
-    struct lossynet_datagram batch[LOSSYNET_BATCH];
-    struct lossynet_link *link = ranks[1].link;
+    struct ln_datagram batch[LOSSYNET_BATCH];
+    struct ln_link *link = ranks[1].link;
     link->register_memory(link, payload, sizeof payload, NULL);
     assert_delivers(1, 0, payload, 8);
     for (int i = 0; i < LOSSYNET_BATCH; i++) batch[i] = make(payload, 64, 7);
     if (system("ip link set b1 down")) fail_msg("no cable to pull");
     capture_begin();
-    double start = lossynet_now();
+    double start = ln_now();
     for (int i = 0; i < 100; i++) /* many times what its queue holds */
         assert_int_equal(link->send(link, 0, batch, LOSSYNET_BATCH), LOSSYNET_OK);
     for (int i = 0; i < 10; i++) link->wait(link, 0.01);
-    double took = lossynet_now() - start;
+    double took = ln_now() - start;
     assert_message(capture_end(), "rank 1, RDMA port rxe1:1: the device reports: port error");
     assert_true(took < 5);
     if (system("ip link set b1 up")) fail_msg("the cable does not go back");
@@ -447,11 +446,11 @@ static void test_network_cut(void **state) {
 static void test_multicast(void **state) {
     (void)state;
     static uint8_t payload[LOSSYNET_BATCH][2000];
-    struct lossynet_datagram batch[LOSSYNET_BATCH];
-    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    struct ln_datagram batch[LOSSYNET_BATCH];
+    struct ln_arrival arrivals[LOSSYNET_BATCH];
     for (int r = 0; r < RANKS; r++) assert_true(ranks[r].link->features.multicast);
     for (int from = 0; from < RANKS; from++) {
-        struct lossynet_link *link = ranks[from].link;
+        struct ln_link *link = ranks[from].link;
         for (int i = 0; i < LOSSYNET_BATCH; i++) batch[i] = make(payload[i], 2000, (uint32_t)i);
         assert_int_equal(link->send(link, LOSSYNET_EVERYONE, batch, LOSSYNET_BATCH), LOSSYNET_OK);
         for (int to = 0; to < RANKS; to++) {

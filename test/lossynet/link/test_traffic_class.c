@@ -24,7 +24,7 @@ static void test_names(void **state) {
         int dscp = -1;
         assert_true(lossynet_traffic_class_parse(right[i].name, &dscp));
         assert_int_equal(dscp, right[i].dscp);
-        assert_int_equal(lossynet_service_level(dscp), right[i].level);
+        assert_int_equal(ln_service_level(dscp), right[i].level);
     }
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         int dscp = -1;
@@ -88,10 +88,9 @@ static void udp_marks(int family, const char *loopback) {
     for (int segmented = 0; segmented < 2; segmented++) {
         s.segmentation = s.segmentation && segmented;
         for (int round = 0; round < 4; round++) { /* bulk or not, one or several */
-            struct lossynet_datagram batch[COUNT];
+            struct ln_datagram batch[COUNT];
             int count = round / 2 ? COUNT : 1;
-            for (int i = 0; i < count; i++)
-                batch[i] = (struct lossynet_datagram){.bulk = round % 2};
+            for (int i = 0; i < count; i++) batch[i] = (struct ln_datagram){.bulk = round % 2};
             assert_int_equal(udp_send(&s, &to, batch, count), LOSSYNET_OK);
             for (int i = 0; i < count; i++)
                 assert_int_equal(class_received(fd, level, type), round % 2 ? DSCP << 2 : 0);
