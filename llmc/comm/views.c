@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "llmc/checkpoint/earlier_run.h"
@@ -30,6 +31,8 @@ struct views {
     bool share_failed;
     int64_t epoch;         /* of the present view; 0: there is none */
     int64_t first;         /* of the first view that this process has entered; 0: none */
+    int64_t start;         /* the run's first view, if this process was in it; else 0 */
+    bool waits, told;      /* no rank of the view has the run's state; a line was printed */
     bool failed;           /* the last view ended because a rank was not heard */
     bool complete;         /* other ranks have ended the run */
     bool entered;          /* training has begun in this view: this rank has the run's state */
@@ -247,10 +250,12 @@ int views_open(struct options *o, const char *revision, struct views **out) {
     if (!v->wants) return log_out_of_memory("the view", 0), 1;
     int status = join(v, revision);
     if (status) return status;
-    if (is_first(membership_view(v->membership)))
+    if (is_first(membership_view(v->membership))) {
+        v->start = membership_view(v->membership)->epoch;
         status = find_start(o, membership_view(v->membership)->self == 0);
-    else
+    } else {
         o->resume = NULL; /* the others have the state; checkpoints come and go meanwhile */
+    }
     if (status) return status;
     v->since = log_seconds();
     return meet(v) ? v->complete ? VIEWS_COMPLETE : 1 : 0;
@@ -289,6 +294,20 @@ bool views_are_new(const struct views *v) {
 
 /* ---- in a view -------------------------------------------------------------------------- */
 
+/* Whether nobody in a view has the run's state, although the run has begun: all who had it are gone.
+ * Then these ranks do not begin anew, but stay until one that has the state joins them again. */
+static bool lacks_state(struct views *v) {
+    const struct view *view = membership_view(v->membership);
+    v->waits = view->member[view->self].joined != v->start;
+    if (!v->waits) return false; /* no view of the run has been entered yet */
+    if (view->self == 0 && !v->told)
+        log_error("no rank of view %lld has the state of run %s: waits for one that has",
+                  (long long)view->epoch, v->options->meet);
+    v->told = true;
+    nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    return true;
+}
+
 int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at,
                 struct step_metrics last[HANDOVER_STEPS], bool *continues) {
     *continues = false;
@@ -297,6 +316,7 @@ int views_enter(struct views *v, struct data_parallel *d, struct resume_point *a
     place.at = *at;
     memcpy(place.last, last, sizeof place.last);
     if (handover_give(&v->state, d, &place, &v->report)) return -1;
+    if (!v->report.survivors && lacks_state(v)) return -1;
     *at = place.at;
     memcpy(last, place.last, sizeof place.last);
     *continues = v->report.survivors > 0;
@@ -310,6 +330,7 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
         if (last[s % HANDOVER_STEPS].tokens > 0 && last[s % HANDOVER_STEPS].step == s)
             metrics_log_step(log, &last[s % HANDOVER_STEPS]);
     v->entered = true;
+    v->told = false;
     handover_release(&v->state); /* the state of this rank is in its comm now */
     if (!v->first) v->first = v->epoch;
     v->failures = 0;
@@ -380,8 +401,8 @@ int views_leave(struct views *v, const struct data_parallel *d, bool agreed) {
     if (!v) return -1;
     bool *missing = v->missing;
     v->failed = v->share_failed || (d->comm && lossynet_has_failed(d->comm, missing));
-    if (!v->failed && !agreed) v->failed = drop_joiners(v);
-    if (!v->failed && !agreed) return -1;
+    if (!v->failed && !agreed && !v->waits) v->failed = drop_joiners(v);
+    if (!v->failed && !agreed && !v->waits) return -1;
     if (!v->entered && ++v->failures > FAILURES_MOST)
         return log_error(
             "%d views in a row have failed before anything was trained: expected ranks "
@@ -395,7 +416,9 @@ int views_next(struct views *v) {
     struct view was;
     close_world(v);
     if (view_copy(membership_view(v->membership), &was)) return -1;
-    int failed = membership_next_view(v->membership, v->failed ? v->missing : NULL, v->entered);
+    int failed =
+        membership_next_view(v->membership, v->failed ? v->missing : NULL, v->entered || v->waits);
+    v->waits = false;
     v->complete = failed > 0;
     if (!failed) failed = meet(v);
     if (!failed) {
