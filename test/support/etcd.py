@@ -64,9 +64,13 @@ class Etcd:
         found = self.ask("/v3/kv/range", {"key": first, "range_end": end})
         return {entry["lease"] for entry in found.get("kvs", [])}
 
+    def value(self, key):
+        """The text of a key, None if it is not there."""
+        found = self.ask("/v3/kv/range", {"key": base64.b64encode(key.encode()).decode()}).get("kvs")
+        return base64.b64decode(found[0].get("value", "")).decode() if found else None
+
     def holds(self, key):
-        found = self.ask("/v3/kv/range", {"key": base64.b64encode(key.encode()).decode()})
-        return bool(found.get("kvs"))
+        return self.value(key) is not None
 
     def lapse(self, run):
         """Ends all leases, as etcd does if a process is silent for long."""

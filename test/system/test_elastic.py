@@ -13,7 +13,7 @@ from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, read_log, ru
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import one_line
 
-pytestmark = pytest.mark.takes(60)
+pytestmark = pytest.mark.takes(75)
 
 FOREVER = 10 ** 6
 
@@ -443,6 +443,25 @@ def test_who_joins_needs_no_checkpoint(data, tmp_path, ranks):
     run2.wait_steps(3)
     run2.end()
     assert contiguous(run2.log())
+
+
+def test_who_has_no_state_does_not_begin_anew(tmp_path, ranks, etcd):
+    """All who have the run's state are stopped when they have just taken a process in. It waits for them, and
+    they bring the state back."""
+    run2 = ranks(2, peer_timeout=1)
+    run2.wait_steps(5)
+    joiner, first = run2.start(), run2.log()[0]
+    run2.wait(lambda: f'"pid":{joiner.pid}' in etcd.value(f"{tmp_path.name}/view").replace(" ", ""))
+    for p in run2.process[:2]:
+        p.send_signal(signal.SIGSTOP)
+    # If it got the state before, it goes on by itself.
+    run2.wait(lambda: "has the state of run" in run2.said_by(2) or run2.named(2, run2.views())[1])
+    for p in run2.process[:2]:
+        p.send_signal(signal.SIGCONT)
+    run2.wait(lambda: run2.views()[-1]["ranks"] == 3)
+    run2.wait_steps(3)
+    assert run2.log()[0] == first and contiguous(run2.log())
+    run2.end()
 
 
 def test_a_run_whose_last_step_is_not_saved_is_not_complete(data, tmp_path, etcd):
