@@ -472,7 +472,7 @@ uninstall:
 
 # Programs that test the readers of file formats: with libFuzzer, and once over the stored corpus.
 # test/llmc/test_fuzz_formats.py uses both.
-FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c \
+FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c llmc/model/tensors.c \
           llmc/data/dataloader.c llmc/util/file.c llmc/log/error.c llmc/checkpoint/safetensors.c \
           llmc/checkpoint/sharded_model.c llmc/checkpoint/checksum.c lossynet/loss/loss_model.c \
           lossynet/loss/loss_replay.c

@@ -35,7 +35,7 @@ static void announce_rule(const struct run_info *run) {
     printf("against loss: %s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
            leads && again ? ", " : "", again ? "lost gradients go again" : "",
            (leads || again) && run->carries ? ", " : "",
-           run->carries ? "what stays lost is carried over" : "",
+           run->carries ? "the rest is carried over" : "",
            leads || again || run->carries ? "" : "nothing");
     if (o->carry == OPTION_AUTO && !run->carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",

@@ -140,6 +140,10 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     char *end;
     const long size = strtol(o->group, &end, 10);
     if (!strcmp(o->group, "host") && !o->dry_run) {
+        if (world->local_ranks > 1 && local > 1 && !options_one_worker(o))
+            return log_error("--group host: expected one worker in each process, or one process on "
+                             "each host, got %d workers in each of %d processes of a host",
+                             local, world->local_ranks);
         o->group_size = options_one_worker(o) ? 1 : world->local_ranks * local;
         return 0;
     }
@@ -198,12 +202,6 @@ static int group_by_host(const struct lossynet_world *world, const struct starte
         }
         equal = equal && (size == sizes[0] || (first + size == world->ranks && size < sizes[0]));
         largest = size > largest ? size : largest;
-    }
-    if (local > 1 && largest * groups != world->ranks) {
-        log_error("--group host: expected one worker in each process where hosts have different "
-                  "numbers of processes, got %d",
-                  local);
-        return 2;
     }
     o->group_size = largest * local;
     o->group_sizes = equal ? NULL : sizes;

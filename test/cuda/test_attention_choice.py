@@ -166,7 +166,7 @@ def test_cudnn_needs_a_gpu_and_bfloat16(data, fake, tmp_path, more):
     assert said == ("train_llama2: --attention cudnn computes in bf16 on a GPU: expected no --device cpu and no "
                     "--dtype float32\n")
     _, shown = train(data, tmp_path / "auto", fake, "--attention=auto", *more)
-    assert "attention:" not in shown
+    assert "\nattention:" not in shown
 
 
 def test_a_run_that_falls_back_to_the_cpu(data, fake, tmp_path):

@@ -189,7 +189,8 @@ def test_hosts_of_any_number_of_ranks(namespaces, data, tmp_path):
 def test_hosts_of_any_number_of_ranks_have_a_worker_in_each(namespaces, data):
     done = namespaces.mpirun(PROGRAM, *options(data, "--steps=1", "--group=host", "--workers=6"), ranks=2, each=[1, 2])
     assert done.returncode == 2
-    assert "--group host: expected one worker in each process where hosts have different numbers" in done.stderr
+    assert ("--group host: expected one worker in each process, or one process on each host, got 2 workers in each "
+            "of 2 processes of a host") in done.stderr
 
 
 def test_ranks_of_a_host_follow_one_another(namespaces, data):
