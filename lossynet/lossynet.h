@@ -273,9 +273,9 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
                                       bool lossless);
 void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 
-/* Between bucket_ready and lossynet_reduce, with the arguments of the latter: averages a bucket
- * that is ready at all local workers, if no more of its packets can come. It never waits. Call it
- * for buckets in ascending order, from one thread. False: not done, for example because of
+/* Between reduce_begin and lossynet_reduce, with the arguments of the latter: averages a bucket if
+ * it is ready at all local workers and no more of its packets can come. It never waits. Call it for
+ * buckets in ascending order, from one thread. False: not done, for example because of
  * retransmission, estimator `ht` or a deadline; lossynet_reduce will do it. */
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket);

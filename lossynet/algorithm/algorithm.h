@@ -214,6 +214,8 @@ void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *c
  * workers. */
 void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets);
 void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase);
+/* Whether so many buckets of all local workers are ready. Then they hold what was written before. */
+bool ln_exchange_is_ready(const struct lossynet_comm *comm, lossynet_phase phase, int buckets);
 
 /* ---- retransmission (retransmit.c) ---- */
 

@@ -78,6 +78,13 @@ void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, 
     ln_transport_wake(comm->transport);
 }
 
+bool ln_exchange_is_ready(const struct lossynet_comm *comm, lossynet_phase phase, int buckets) {
+    for (int v = 0; v < comm->workers.local; v++)
+        if (__atomic_load_n(&comm->exchange.source[phase].ready[v], __ATOMIC_ACQUIRE) < buckets)
+            return false;
+    return true;
+}
+
 void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase) {
     for (int v = 0; v < comm->workers.local; v++)
         __atomic_store_n(&comm->exchange.source[phase].ready[v], comm->partition.buckets,

@@ -352,6 +352,7 @@ bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, 
     /* Workers of this rank read each other's vectors. These are rounded only in lossynet_reduce. */
     if (ln_rounds_vectors(comm) && comm->workers.local > 1) return false;
     if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
+    if (!ln_exchange_is_ready(comm, LOSSYNET_GRADIENT, bucket + 1)) return false;
     if (!ln_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
     if (bucket == 0) fill_masks(comm, lossless);
     estimate_bucket(comm, vectors, bucket);
