@@ -1,5 +1,6 @@
 /* simulation.c — simulates threads, clock, locks and network in one thread: see simulation.h. */
 #include "dev/simulation/simulation.h"
+#include "lossynet/base/base.h"
 
 #include <errno.h>
 #include <math.h>
@@ -138,7 +139,10 @@ static void switch_back(int i) {
     __sanitizer_start_switch_fiber(sim.sleeper[i].over ? NULL : &fiber->fake_stack,
                                    sim.scheduler_stack, sim.scheduler_stack_bytes);
 #endif
+    /* Where a thread's messages go is a thread's own, and so a fiber's. */
+    const struct ln_log_target *log = ln_log_use(NULL);
     swapcontext(&fiber->context, &sim.scheduler);
+    ln_log_use(log);
 #ifdef ADDRESS_SANITIZER
     __sanitizer_finish_switch_fiber(fiber->fake_stack, NULL, NULL);
 #endif
