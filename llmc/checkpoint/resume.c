@@ -356,24 +356,29 @@ size_t resume_list(const char *out, int step, char ***list) {
     return kept;
 }
 
-static int choose_newest(struct options *o, char chosen[FILE_PATH_BYTES]) {
+int resume_newest(const struct options *o, char name[RESUME_NAME_BYTES]) {
     struct candidate *found;
-    size_t damaged, count = find(o->out, &found, &damaged);
-    if (count) snprintf(chosen, FILE_PATH_BYTES, "%s", found[count - 1].path);
+    size_t damaged, count;
+    *name = 0;
+    if (!o->resume || strcmp(o->resume, "auto") != 0 || !o->out) return 0;
+    count = find(o->out, &found, &damaged);
+    if (count) snprintf(name, RESUME_NAME_BYTES, "%s", strrchr(found[count - 1].path, '/') + 1);
     for (size_t i = 0; i < count; i++) free(found[i].path);
     free(found);
-    o->resume = count ? chosen : NULL;
-    if (!count && damaged)
-        return log_error("--resume auto: no checkpoint under '%s' is whole, %zu are damaged (see "
-                         "above); move them away to start a new run",
-                         o->out, damaged);
+    if (!count && damaged) {
+        log_error("--resume auto: no checkpoint under '%s' is whole, %zu are damaged (see "
+                  "above); move them away to start a new run",
+                  o->out, damaged);
+        return 1;
+    }
     if (!count && !o->quiet && !log_muted)
         printf("no checkpoint in %s yet: training starts at the first step\n", o->out);
     return 0;
 }
 
-int resume_choose(struct options *o) {
+int resume_choose(struct options *o, const char *newest) {
     static char chosen[FILE_PATH_BYTES];
+    json_t *saved;
     if (!o->resume) return 0;
     if (o->eval || options_one_worker(o) || o->dry_run) {
         log_error(
@@ -386,12 +391,18 @@ int resume_choose(struct options *o) {
             log_error("--resume auto: expected --out DIR, whose newest checkpoint it takes");
             return 2;
         }
-        if (choose_newest(o, chosen)) return 1;
-    } else {
-        json_t *saved;
-        if (read_trainer(o->resume, &saved)) return 1;
-        json_decref(saved);
+        o->resume = *newest ? chosen : NULL;
+        if (!o->resume) return 0;
+        if (file_join(chosen, o->out, newest)) return 1;
+        if (!file_is_directory(chosen)) {
+            log_error("--resume auto: rank 0 goes on from '%s', which is not there on this rank: "
+                      "expected a folder --out that all ranks share",
+                      chosen);
+            return 1;
+        }
     }
-    if (o->resume) o->model = o->resume;
+    if (read_trainer(o->resume, &saved)) return 1;
+    json_decref(saved);
+    o->model = o->resume;
     return 0;
 }

@@ -88,10 +88,15 @@ struct resume_run {
 
 /* ---- resuming ---- */
 
-/* For --resume: finds the checkpoint (for "auto", the newest complete one under --out) and
- * stores its name in options->model and options->resume. options->resume is NULL if "auto" finds
- * none. Checks names, sizes and trainer.json. Returns 0, or the exit code after reporting. */
-int resume_choose(struct options *options);
+/* For --resume auto: the name of the newest complete checkpoint under --out, without the folder; ""
+ * if there is none. Returns 0, or the exit code after reporting. */
+enum { RESUME_NAME_BYTES = 64 };
+int resume_newest(const struct options *options, char name[RESUME_NAME_BYTES]);
+
+/* For --resume: stores the path of the checkpoint in options->model and options->resume. `newest`:
+ * what "auto" means, which rank 0 has found; if it is "", options->resume becomes NULL. Checks names,
+ * sizes and trainer.json. Returns 0, or the exit code after reporting. */
+int resume_choose(struct options *options, const char *newest);
 
 /* Whether a name is checkpoint-N, as a run names its checkpoints. */
 bool resume_is_checkpoint_name(const char *name);

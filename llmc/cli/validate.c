@@ -155,27 +155,46 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
 }
 
 /* With --meet, views.c checks for an earlier run and chooses the checkpoint, since the run may have
- * begun elsewhere. The model's shape is needed now. */
-static int find_start(struct options *o) {
+ * begun elsewhere. The model's shape is needed now. newest: as for resume_choose. */
+static int find_start(struct options *o, const char *newest) {
+    char here[RESUME_NAME_BYTES];
     if (!o->meet) {
         const int status = earlier_run_check(o);
-        return status ? status : resume_choose(o);
+        return status ? status : resume_choose(o, newest);
     }
     struct options chosen = *o;
     const bool muted = log_muted;
     log_muted = true;
-    if (!resume_choose(&chosen)) o->model = chosen.model;
+    if (!resume_newest(o, here) && !resume_choose(&chosen, here)) o->model = chosen.model;
     log_muted = muted;
     return 0;
 }
 
-static int read_line(int argc, char **argv, const struct lossynet_world *world, struct options *o,
-                     struct common_facts *facts) {
-    int status = options_parse(argc, argv, o);
-    if (!status && !o->help && !backend_cpu(DTYPE_FLOAT32)) status = 2;
-    if (status || o->help || o->version) return status;
-    if (validate_group(o, world)) return 2;
-    status = find_start(o);
+static int parse(int argc, char **argv, const struct lossynet_world *world, struct options *o) {
+    const int status = options_parse(argc, argv, o);
+    if (status || o->help) return status;
+    return !backend_cpu(DTYPE_FLOAT32) || (!o->version && validate_group(o, world)) ? 2 : 0;
+}
+
+/* Rank 0 finds the newest checkpoint for --resume auto, and tells all ranks: another run may save one
+ * meanwhile, or ranks see different folders. All ranks call it, whatever their command lines say.
+ * status: of this rank's. Returns it, or the exit code after reporting. */
+static int share_newest(const struct lossynet_world *world, const struct options *o, int status,
+                        char newest[RESUME_NAME_BYTES]) {
+    char(*all)[RESUME_NAME_BYTES] = calloc((size_t)world->ranks, sizeof *all);
+    if (!all) return log_out_of_memory("the list of ranks", 0), 1;
+    if (!status && !o->meet && world->rank == 0) status = resume_newest(o, all[0]);
+    if (lossynet_bootstrap_gather(world, all, sizeof *all)) status = 1;
+    memcpy(newest, all[0], sizeof *all);
+    free(all);
+    return status;
+}
+
+/* Checks a command line that is parsed. */
+static int check(struct options *o, const struct lossynet_world *world, const char *newest,
+                 struct common_facts *facts) {
+    if (o->help || o->version) return 0;
+    int status = find_start(o, newest);
     if (!status) status = validate_options(o, world->ranks);
     const bool compares = world->ranks > 1 && !o->dry_run && !o->preflight;
     return !status && compares && common_facts_find(o, "", facts) ? 1 : status;
@@ -254,9 +273,11 @@ static int compare(const struct lossynet_world *world, struct options *o,
 int validate_command_line(int argc, char **argv, const struct lossynet_world *world,
                           const char *revision, struct options *o) {
     struct started mine = {0};
+    char newest[RESUME_NAME_BYTES];
     int wrong = -1;
     log_muted = world->rank > 0; /* every rank finds the same mistake, and one reports it */
-    mine.status = read_line(argc, argv, world, o, &mine.facts);
+    mine.status = share_newest(world, o, parse(argc, argv, world, o), newest);
+    if (!mine.status) mine.status = check(o, world, newest, &mine.facts);
     mine.local_ranks = world->local_ranks;
     snprintf(mine.revision, sizeof mine.revision, "%s", revision);
     if (!mine.status && world->ranks > 1) note_options(o, &mine);
@@ -264,7 +285,8 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
     if (wrong > 0 && wrong == world->rank) {
         log_muted = false;
         log_rank = wrong;
-        read_line(argc, argv, world, o, &mine.facts); /* again, this time with a message */
+        if (!parse(argc, argv, world, o)) /* again, this time with a message */
+            check(o, world, newest, &mine.facts);
     }
     return status < 0 ? 1 : status;
 }

@@ -231,9 +231,11 @@ static bool is_first(const struct view *v) {
 /* Before a first view: this run cannot have written any files yet, and may begin at a checkpoint of
  * another one. Returns 0, or the exit code after reporting. */
 static int find_start(struct options *o, bool tells) {
+    char newest[RESUME_NAME_BYTES];
     log_muted = !tells;
     int status = earlier_run_check(o) ? 2 : 0; /* another start would fail in the same way */
-    if (!status) status = resume_choose(o);
+    if (!status) status = resume_newest(o, newest);
+    if (!status) status = resume_choose(o, newest);
     log_muted = false;
     return status;
 }

@@ -49,11 +49,10 @@ def start(*arguments, environment=None, **keywords):
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def run(*arguments, ranks=0, program=PROGRAM, environment=None, cwd=ROOT):
+def run(*arguments, environment=None, cwd=ROOT, **keywords):
     """Runs the program, under mpirun if ranks are given. Returns the completed process."""
-    return subprocess.run(launch(*arguments, ranks=ranks, program=program), cwd=cwd, text=True,
-                          env=environment_of(environment), capture_output=True, timeout=TIMEOUT,
-                          check=False)
+    return subprocess.run(launch(*arguments, **keywords), cwd=cwd, text=True, env=environment_of(environment),
+                          capture_output=True, timeout=TIMEOUT, check=False)
 
 
 def succeed(*arguments, **keywords):

@@ -157,7 +157,7 @@ def test_two_runs_do_not_share_a_folder(data, tmp_path):
         while not list(tmp_path.glob("checkpoint-*/trainer.json")):
             assert first.poll() is None and time.monotonic() < end
             time.sleep(0.02)
-        first.send_signal(signal.SIGSTOP)  # else two ranks may find different newest checkpoints
+        first.send_signal(signal.SIGSTOP)  # else it may remove a checkpoint that is being read
         for ranks in (0, 2):
             done = run(*line(data, f"--out={tmp_path}", "--resume=auto"), ranks=ranks)
             refused(done, 1, f"--out: another run is writing to '{tmp_path}' (host {socket.gethostname()}, "

@@ -161,6 +161,24 @@ def test_resumed_where_it_stood(data, tmp_path):
     assert checkpoints(out) == [6, 12]
 
 
+def test_all_ranks_resume_from_the_checkpoint_of_rank_0(data, tmp_path):
+    """Rank 1 sees a folder of its own. A checkpoint that only it has, as if another run had saved it
+    between, does not count; one that it lacks is named."""
+    each = ("sh", "-c", f'cd {tmp_path}/$OMPI_COMM_WORLD_RANK && exec "$@"', "sh")
+    succeed(*settings(data, tmp_path / "0" / "out"))
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    shutil.rmtree(checkpoint(tmp_path / "0" / "out", 12))
+    line = settings(data, "out", resume="auto", steps=6)
+    done = succeed(*line, ranks=2, shell=each)
+    assert "resumed from out/checkpoint-00000006 after 6 steps" in done.stdout
+    shutil.rmtree(checkpoint(tmp_path / "1" / "out", 6))
+    done = run(*line, ranks=2, shell=each)
+    assert done.returncode == 1
+    assert [said for said in done.stderr.splitlines() if said.startswith("train_llama2")] == [
+        "train_llama2: rank 1: --resume auto: rank 0 goes on from 'out/checkpoint-00000006', which is not "
+        "there on this rank: expected a folder --out that all ranks share"]
+
+
 def test_tokenizer_stays_with_the_model(data, tmp_path):
     """A checkpoint has the tokenizer, even if the data has none and the checkpoint that the run started from
     was removed."""
