@@ -13,12 +13,15 @@
 #include "llmc/comm/handover.h"
 #include "llmc/log/error.h"
 #include "llmc/membership/membership.h"
+#include "llmc/util/stop_signal.h"
 
 /* How long rank 0 waits for the other ranks, which all know the view by then; and how long they
  * wait for rank 0. */
 static const double ROOT_SECONDS = 3, OTHERS_SECONDS = 5;
 /* At most so many views in a row may fail before they train anything. */
 enum { FAILURES_MOST = 50 };
+/* A rank that was asked to stop does so together with the others, if they train so soon. */
+static const double STOP_SECONDS = 10;
 
 struct views {
     const struct options *options;
@@ -40,6 +43,7 @@ struct views {
     struct handover state; /* of the last view that was entered */
     struct handover_report report;
     double since;                /* when the last view ended, s */
+    double stands;               /* since when nothing is trained, s */
     bool *ends;                  /* [workers]: a rank wants the view to end after this step */
     bool *wants;                 /* [local]: this rank does */
     bool *missing;               /* [ranks]: which ranks were not heard when the view ended */
@@ -113,6 +117,14 @@ static void find_ended(void *context, bool *ended) {
     membership_find_ended((const struct membership *)context, ended);
 }
 
+/* Whether this rank stops alone. Views may fail again and again, and it does not wait for one that
+ * trains. */
+static bool stops_alone(const struct views *v) {
+    if (!stop_signal_seen() || log_seconds() < v->stands + STOP_SECONDS) return false;
+    log_error("was asked to stop, and no view has trained for %g s", STOP_SECONDS);
+    return true;
+}
+
 /* Meets the ranks of the membership's present view, or of a later view if some ranks do not
  * come. */
 static int meet(struct views *v) {
@@ -136,7 +148,9 @@ static int meet(struct views *v) {
         v->entered = v->share_failed = false;
         log_rank = ranks > 1 ? view->self : -1;
         int failed = lossynet_rendezvous_meet(&meeting, &v->world) != LOSSYNET_OK;
-        int next = failed ? membership_next_view(v->membership, missing, false) : 0;
+        int next = !failed          ? 0
+                   : stops_alone(v) ? -1
+                                    : membership_next_view(v->membership, missing, false);
         free(missing);
         if (next) return v->complete = next > 0, -1;
         if (!failed) break;
@@ -259,7 +273,7 @@ int views_open(struct options *o, const char *revision, struct views **out) {
         o->resume = NULL; /* the others have the state; checkpoints come and go meanwhile */
     }
     if (status) return status;
-    v->since = log_seconds();
+    v->since = v->stands = log_seconds();
     return meet(v) ? v->complete ? VIEWS_COMPLETE : 1 : 0;
 }
 
@@ -410,7 +424,9 @@ int views_leave(struct views *v, const struct data_parallel *d, bool agreed) {
             "%d views in a row have failed before anything was trained: expected ranks "
             "that reach each other",
             FAILURES_MOST);
+    if (!v->entered && stops_alone(v)) return -1;
     v->since = log_seconds();
+    if (v->entered) v->stands = v->since;
     return v->entered ? handover_take(d, v->epoch, &v->state) : 0;
 }
 

@@ -540,11 +540,15 @@ static enum agreement_result step_outside(struct agreement *a, const struct room
 
 enum agreement_result agreement_step(struct agreement *a, double now) {
     struct room room;
-    if (a->state == AGREEMENT_OUTSIDE && now < a->resume) return AGREEMENT_WAIT;
     enum agreement_result result = look(a, &room);
     if (result != AGREEMENT_WAIT) return result;
+    const bool dissolved = !room.view.members && room.view.epoch > a->view.epoch;
     if (room.complete)
         result = AGREEMENT_COMPLETE;
+    else if (dissolved && a->view.epoch > 0)
+        result = AGREEMENT_STOPPED;
+    else if (a->state == AGREEMENT_OUTSIDE && now < a->resume)
+        result = AGREEMENT_WAIT;
     else if (a->state == AGREEMENT_OUTSIDE)
         result = step_outside(a, &room, now);
     else

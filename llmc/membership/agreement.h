@@ -57,6 +57,7 @@ enum agreement_result {
     AGREEMENT_AWAY,     /* the same, because the store does not answer: see store->why */
     AGREEMENT_VIEW,     /* inside a new view */
     AGREEMENT_COMPLETE, /* the run is complete */
+    AGREEMENT_STOPPED,  /* the run was stopped without this process, which was in a view of it */
     AGREEMENT_FAILED    /* an error, which was reported */
 };
 
@@ -124,8 +125,8 @@ void agreement_watch(struct agreement *a, double now);
  * together. */
 void agreement_hasten(struct agreement *a);
 
-/* Ends the view, whose members all stop, by making an empty one. The run may begin again, with
- * other options. Returns STORE_CHANGED if there is a newer view, which stays. */
+/* Ends the view, whose members all stop, by making an empty one. A process that the run had left out
+ * stops, too, when it sees that. The run may begin again, with other options. Returns STORE_CHANGED if there is a newer view, which stays. */
 enum store_status agreement_dissolve(struct agreement *a);
 /* The first marks the run as complete, and the second removes this process's registration. */
 enum store_status agreement_complete(struct agreement *a);

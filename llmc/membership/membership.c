@@ -176,6 +176,11 @@ static int wait_for_view(struct membership *m, const char *meanwhile) {
         pthread_mutex_unlock(&m->lock);
         if (result == AGREEMENT_VIEW) return 0;
         if (result == AGREEMENT_COMPLETE) return 1;
+        if (result == AGREEMENT_STOPPED) {
+            log_error("the other ranks of run %s have stopped it, and this process stops, too",
+                      m->url.run);
+            return 1;
+        }
         if (result == AGREEMENT_FAILED) return -1;
         /* If a view comes soon, this rank saves and stops together with the others. */
         if (stop_signal_seen() && asked < 0) asked = now;

@@ -578,6 +578,26 @@ static void test_a_complete_run_is_not_joined(void **state) {
     close(late.socket);
 }
 
+/* The members stop while a process that they have left out is away. It stops, too, and a process that
+ * has never been in the run waits for the next start. */
+static void test_who_was_left_out_stops_with_the_others(void **state) {
+    (void)state;
+    struct player p[2], late = player("stopped", 1);
+    two("stopped", p);
+    p[0].missing[1] = true;
+    start(&p[0], next_one);
+    assert_int_equal(wait_for(&p[0]), 0);
+    assert_int_equal(membership_dissolve(p[0].m), 0);
+    leave(&p[0]);
+    start(&p[1], next_one);
+    assert_int_equal(wait_for(&p[1]), 1);
+    leave(&p[1]);
+    start(&late, open_one);
+    assert_int_equal(wait_for(&late), 0);
+    assert_int_equal(view(&late)->epoch, 4); /* the third is empty */
+    leave(&late);
+}
+
 /* All members end without a word to the store: their leases end. */
 static void test_a_run_whose_members_are_dead_is_taken_over(void **state) {
     (void)state;
@@ -661,6 +681,7 @@ int main(void) {
         cmocka_unit_test(test_an_overwritten_view_is_told_once),
         cmocka_unit_test(test_a_store_that_is_not_there),
         cmocka_unit_test(test_a_complete_run_is_not_joined),
+        cmocka_unit_test(test_who_was_left_out_stops_with_the_others),
         cmocka_unit_test(test_a_run_whose_members_are_dead_is_taken_over),
     };
     if (!etcd_built() || system("command -v etcd >/dev/null")) {

@@ -76,7 +76,7 @@ struct world {
 
 /* That histories are not dull. */
 static struct {
-    long views, lefts, anews, late, stalls, conflicts, alone, stops;
+    long views, lefts, anews, late, stalls, conflicts, alone, stops, follows;
     long lists, commits, keeps; /* requests to the store */
 } count;
 
@@ -365,8 +365,13 @@ static void seek(struct process *p) {
     if (before == AGREEMENT_LEAVING && p->a.state == AGREEMENT_OUTSIDE) count.lefts++;
     check_that(w,
                p->doomed || result == AGREEMENT_WAIT || result == AGREEMENT_AWAY ||
-                   result == AGREEMENT_VIEW,
+                   result == AGREEMENT_VIEW || result == AGREEMENT_STOPPED,
                "process %d: result %d", p->slot, result);
+    if (result == AGREEMENT_STOPPED) { /* the others stopped while it was left out */
+        check_that(w, epoch > 0, "process %d stops, and was in no view", p->slot);
+        count.follows++;
+        end(p);
+    }
     if (result != AGREEMENT_VIEW) return;
     const struct view *v = &p->a.view;
     tell(w, "process %d (%s) is rank %d of view %lld", p->slot, p->a.self.uid, v->self,
@@ -620,14 +625,14 @@ static void test_histories(void **state) {
     for (int i = only ? atoi(only) : 0; i < (only ? atoi(only) + 1 : HISTORIES); i++) history(i, 0);
     log_muted = false;
     print_message("%ld views, %ld times left out, %ld conflicts, %ld late writes, %ld waits, "
-                  "%ld takeovers, %ld lone survivors, %ld stops\n",
+                  "%ld takeovers, %ld lone survivors, %ld stops, %ld that follow\n",
                   count.views, count.lefts, count.conflicts, count.late, count.stalls, count.anews,
-                  count.alone, count.stops);
+                  count.alone, count.stops, count.follows);
     if (only) return;
     assert_true(count.views > 3 * HISTORIES);
     assert_true(count.lefts > HISTORIES / 10);
     assert_true(count.conflicts > HISTORIES / 10 && count.late > HISTORIES / 10);
-    assert_true(count.anews > HISTORIES / 100);
+    assert_true(count.anews > HISTORIES / 100 && count.follows > HISTORIES / 100);
 }
 
 /* A quiet world of `slots` processes that are in their first view. */
