@@ -12,10 +12,11 @@ this machine cannot make are named at the start.
 What must hold, else the exit status is 1:
 
     every step is logged once and in order        no process ends by itself
-    the run stands still for at most --stand-still seconds, in 99% of the faults during which it may go on
+    the run stands still for at most --stand-still seconds, in 99% of the faults during which it may go on and
+        without the time in which a process waited for a processor (standstill.py)
     the step of the newest checkpoint never falls; the last one is whole, and its perplexity can be measured
     a run that was ended continues from its newest checkpoint (--mpirun)
-    memory is flat: no process has grown by more than a fifth since the first half of its time
+    memory is flat: with the same number of ranks, no process has grown by more than a fifth
     at the end one signal ends all with a checkpoint
 
 The seed decides what is done and when. The machine decides at which step that is, so a run is repeated

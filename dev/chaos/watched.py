@@ -8,15 +8,18 @@ import pathlib
 import random
 import shutil
 import signal
+import statistics
 import struct
 import subprocess
 import time
 
+import standstill
 import store
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 512  # of the model 260K
 HANG = 60         # seconds without a step in which the run may go on
+SAMPLES = 3       # of memory, a second apart, at least
 
 
 def write_tokens(path, count, seed):
@@ -38,7 +41,7 @@ def pids_of(names):
 class Process:
     def __init__(self, command, said):
         self.said, self.expected = said, False  # expected: we have ended it, or asked it to end
-        self.resident = []                      # (second, bytes)
+        self.resident = []                      # (second, ranks of the view, bytes)
         self.began = time.monotonic()
         with open(said, "w", encoding="utf-8") as file:
             self.popen = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=file, stderr=file, env={
@@ -57,7 +60,7 @@ class Process:
         """The ids of the processes that train."""
         return [self.popen.pid]
 
-    def note_memory(self):
+    def note_memory(self, ranks):
         pages = 0
         for pid in self.ranks():
             try:
@@ -65,15 +68,22 @@ class Process:
             except (OSError, IndexError):
                 pass
         if pages:
-            self.resident.append((time.monotonic() - self.began, pages * os.sysconf("SC_PAGE_SIZE")))
+            self.resident.append((time.monotonic() - self.began, ranks, pages * os.sysconf("SC_PAGE_SIZE")))
 
     def growth(self):
-        """Resident memory at the end, relative to the most in the first half of the time in which it trained; 0
-        if it did so for too short: the first changes of ranks take memory that stays."""
+        """The least resident memory in the last quarter of the time in which it trained, relative to the median of
+        the first half, both with the same number of ranks: more ranks need more, and a save or a handover does for
+        a moment. 0 if it trained for too short: the first changes of ranks take memory that stays."""
         if not self.resident or self.resident[-1][0] - self.resident[0][0] < 60:
             return 0
-        half = (self.resident[0][0] + self.resident[-1][0]) / 2
-        return self.resident[-1][1] / max(size for second, size in self.resident if second <= half)
+        quarter, growth = (self.resident[-1][0] - self.resident[0][0]) / 4, 0
+        for ranks in {sample[1] for sample in self.resident}:
+            before, after = ([size for second, with_ranks, size in self.resident if with_ranks == ranks and
+                              first <= second - self.resident[0][0] <= first + length]
+                             for first, length in ((0, 2 * quarter), (3 * quarter, quarter)))
+            if len(before) >= SAMPLES and len(after) >= SAMPLES:
+                growth = max(growth, min(after) / statistics.median(before))
+        return growth
 
 
 class Watched:
@@ -86,7 +96,7 @@ class Watched:
         self.out, self.log, self.process = folder / "out", folder / "log.jsonl", []
         self.until = []       # (second, function): what ends a fault that lasts
         self.held_until = 0   # until when the run may stand still: a fault holds up all
-        self.done, self.still = collections.Counter(), []
+        self.done, self.still = collections.Counter(), standstill.Standstill()
         self.position, self.steps, self.views, self.members = 0, [], 0, 0
         self.present = set()  # the ids of the processes of the present view
         self.moved = self.newest = 0
@@ -107,10 +117,14 @@ class Watched:
         return time.monotonic() - self.begun
 
     def say(self, *words):
+        self.still.note(time.monotonic(), "fault", " ".join(map(str, words)))
         print(f"{self.seconds():7.2f}", *words, flush=True)
 
     def living(self):
         return [p for p in self.process if p.lives()]
+
+    def pids(self):
+        return [pid for p in self.living() for pid in p.ranks()]
 
     def later(self, seconds, what):
         self.until.append((time.monotonic() + seconds, what))
@@ -219,10 +233,15 @@ class Watched:
         for at, what in [u for u in self.until if u[0] <= now]:
             self.until.remove((at, what))
             what()
+        for p in self.living():
+            self.still.listen(now, p.said.name, p.said)
         if self.read_log():
             if self.moved:
-                self.still.append(now - max(self.moved, min(self.held_until, now)))
+                self.still.end(max(self.moved, min(self.held_until, now)), now, self.pids())
             self.moved = now
+            self.still.begin(now, self.pids())
+        elif now < self.held_until:
+            self.still.begin(now, self.pids())
         elif self.moved and now - max(self.moved, self.held_until) > HANG:
             self.wrong.append(f"no step for {HANG} s")
             return False
@@ -248,7 +267,7 @@ class Watched:
                 looked = time.monotonic()
                 self.check_checkpoints()
                 for p in filter(self.trains, self.living()):
-                    p.note_memory()
+                    p.note_memory(self.members)
             time.sleep(0.02)
         return what()
 
@@ -278,19 +297,18 @@ class Watched:
             self.wrong.append(f"{last.name}: {done.stderr.strip()}")
 
     def report(self):
-        still = sorted(self.still)
-        longest = still[-1] if still else 0
-        # Gaps between steps that a fault may cause: as many as there were faults, the longest first.
-        gaps = still[-max(1, sum(self.done.values())):]
-        typical = gaps[int(0.99 * (len(gaps) - 1))] if gaps else 0
+        typical, longest = self.still.worst(sum(self.done.values()))
         growth = max((p.growth() for p in self.process), default=0)
-        if typical > self.given.stand_still:
-            self.wrong.append(f"stood still for {typical:.1f} s: expected at most {self.given.stand_still} s")
+        if typical[1] > self.given.stand_still:
+            self.wrong.append(f"stood still for {typical[1]:.1f} s without the time in which a process waited for a "
+                              f"processor: expected at most {self.given.stand_still} s")
         if growth > 1.2:
             self.wrong.append(f"a process has grown to {growth:.2f} times its memory")
         print(f"done: {dict(sorted(self.done.items()))}")
         print(f"{self.seconds():.0f} s, {len(self.process)} processes, {len(self.steps)} steps, {self.views} views, "
-              f"stood still {typical:.1f} s (99%), {longest:.1f} s (longest), memory x{growth:.2f}")
+              f"stood still {typical[0]:.1f} s (99%), {longest[0]:.1f} s (longest), without waits for a processor "
+              f"{typical[1]:.1f} s, {longest[1]:.1f} s, memory x{growth:.2f}")
+        self.still.tell(self.begun)
         for line in self.wrong:
             print("wrong:", line)
         return 1 if self.wrong else 0

@@ -1,8 +1,10 @@
 """Runs dev/chaos/soak.py for a minute in all: ranks die, join and stop, etcd fails, disks are full, and, between
 hosts, the network is cut. Any length by hand: dev/chaos/README.md."""
 import argparse
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -11,6 +13,7 @@ from test_udp import namespaces  # pylint: disable=unused-import
 
 sys.path.insert(0, str(ROOT / "dev" / "chaos"))
 import launched  # pylint: disable=wrong-import-position
+import standstill  # pylint: disable=wrong-import-position
 import watched  # pylint: disable=wrong-import-position
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(90)]
@@ -65,7 +68,34 @@ def test_chaos_notices_a_start_from_an_older_checkpoint(tmp_path):
 
 def test_chaos_notices_that_memory_grows():
     process = watched.Process.__new__(watched.Process)
-    process.resident = [(second, 10 ** 7) for second in range(100)]
+    process.resident = [(second, 4, 10 ** 7) for second in range(100)]
     assert process.growth() == 1
-    process.resident += [(second, 10 ** 7 + (second - 100) * 10 ** 5) for second in range(100, 200)]
-    assert process.growth() > 1.5
+    # A save takes memory for a moment; more ranks need more.
+    process.resident += [(100, 4, 2 * 10 ** 7), (101, 6, 2 * 10 ** 7)]
+    assert process.growth() == 1
+    process.resident += [(second, 4, 10 ** 7 + (second - 100) * 10 ** 5) for second in range(102, 200)]
+    assert process.growth() > 1.4
+
+
+def test_chaos_says_how_long_a_processor_was_lacking(tmp_path):
+    """Two processes that compute on one processor wait for each other half of the time."""
+    both = [subprocess.Popen(["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c",
+                              "while True: pass"]) for _ in range(2)]
+    try:
+        still, pids = standstill.Standstill(), [p.pid for p in both]
+        still.begin(time.monotonic(), pids)
+        since = time.monotonic()
+        said = tmp_path / "said"
+        said.write_text("a line\nhalf a li", encoding="utf-8")
+        still.listen(since, "said", said)
+        time.sleep(1.5)
+        still.end(since, time.monotonic(), pids)
+    finally:
+        for p in both:
+            p.kill()
+            p.wait()
+    (seconds, free), = still.all
+    assert 1.5 <= seconds and free < 0.8 * seconds
+    assert still.longest[0][2] == [(since, "said", "a line")]
+    still.all = [(3, 1), (2, 2), (1, 0.5)]
+    assert still.worst(faults=2) == [(2, 1), (3, 2)]
