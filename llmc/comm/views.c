@@ -1,6 +1,7 @@
 /* views.c — see views.h. */
 #include "llmc/comm/views.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -433,6 +434,9 @@ int views_leave(struct views *v, const struct data_parallel *d, bool agreed) {
 int views_next(struct views *v) {
     struct view was;
     close_world(v);
+    /* The next view takes arrays of other sizes. What the last one has freed would stay resident
+     * between them. */
+    malloc_trim(0);
     if (view_copy(membership_view(v->membership), &was)) return -1;
     int failed =
         membership_next_view(v->membership, v->failed ? v->missing : NULL, v->entered || v->waits);

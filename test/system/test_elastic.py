@@ -116,6 +116,12 @@ def ranks(data, tmp_path, etcd):
         r.kill()
 
 
+def own_memory(pid):
+    """Bytes of a process that are resident, without files and what it shares."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
+
+
 def contiguous(log):
     """Whether every step is logged once and in order. With --deadline a rank may leave steps out."""
     steps = [e["step"] for e in log if e["event"] == "step"]
@@ -187,7 +193,8 @@ def test_a_rank_that_was_stopped_comes_back(ranks):
 
 def test_a_store_that_is_away(ranks, etcd, tmp_path):
     """Training goes on if the store does not answer, or if registrations have lapsed: they are made again.
-    Only if a rank dies meanwhile, the others wait until the store is back, and say so."""
+    Only if a rank dies meanwhile, the others wait until the store is back, and say so. They have given back the
+    memory of the views before."""
     run3 = ranks(3)
     run3.wait_steps(5)
     views = len(run3.views())
@@ -197,16 +204,21 @@ def test_a_store_that_is_away(ranks, etcd, tmp_path):
     run3.wait(lambda: len(etcd.leases(tmp_path.name) - before) == 3)
     run3.wait_steps(5)
     assert len(run3.views()) == views
+    run3.start()
+    run3.wait(lambda: run3.named(3, run3.views())[1])
+    views = len(run3.views())
     etcd.pause()
     try:
         time.sleep(6)  # longer than a registration is valid
         run3.wait_steps(5)
         assert len(run3.views()) == views
+        resident = own_memory(run3.pid(0))
         run3.process[1].kill()
         run3.wait(lambda: "does not answer" in run3.said_by(0) + run3.said_by(2))
         standing = run3.steps()
         time.sleep(1)
         assert run3.steps() == standing
+        assert own_memory(run3.pid(0)) < 0.7 * resident
     finally:
         etcd.go_on()
     run3.wait(lambda: run3.named(1, run3.views())[0])
