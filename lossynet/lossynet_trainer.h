@@ -232,9 +232,8 @@ bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *byt
 
 /* ---- the network before a run (transport/probe.c) --------------------------------------- */
 
-/* Sends test datagrams from every rank to every other, in ranks - 1 rounds of `seconds`. In a round
- * every rank sends to one rank and receives from one. It uses the link, interface, packet size,
- * pace
+/* Sends test datagrams from every rank to every other, in ranks - 1 pairings of `seconds`. In a pairing
+ * every rank sends to one rank and receives from one. It uses the link, interface, packet size, pace
  * and log of `settings`, nothing else. node[ranks]: the number of each rank's host, 0, 1, ..., the
  * same on all ranks. out[s * ranks + r] (ranks * ranks), on every rank: the path from s to r.
  * *link_name: static text. Collective. */

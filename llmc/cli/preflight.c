@@ -14,9 +14,9 @@
 #include "llmc/log/error.h"
 #include "llmc/util/threads.h"
 
-static const double ROUNDS_SECONDS =
-    24; /* of all rounds of a measurement; there may be two measurements */
-static const double ROUND_MOST = 0.5; /* of one round */
+static const double PAIRINGS_SECONDS =
+    24; /* of all pairings of a measurement; there may be two measurements */
+static const double PAIRING_MOST = 0.5; /* of one pairing */
 
 struct flight {
     const struct options *options;
@@ -29,7 +29,7 @@ struct flight {
     struct lossynet_path *paths; /* [ranks * ranks] */
     struct preflight_traffic *traffic;
     char marker[FILE_PATH_BYTES]; /* the file that rank 0 creates in --out; "": none */
-    double seconds;               /* of a round */
+    double seconds;               /* of a pairing */
     const char *link;
 };
 
@@ -178,7 +178,7 @@ static void print_table(const struct flight *f) {
     printf("pre-flight of %d rank%s on %d node%s", ranks, ranks > 1 ? "s" : "", f->nodes,
            f->nodes > 1 ? "s" : "");
     if (ranks > 1)
-        printf(", %d rounds of %.2f s over %s (rates: with the best %s)", ranks - 1, f->seconds,
+        printf(", %d pairings of %.2f s over %s (rates: with the best %s)", ranks - 1, f->seconds,
                f->link, f->nodes > 1 ? "rank of other nodes" : "other rank");
     printf("\n%s%s%s\n\n", first->device, *first->driver ? ", driver " : "", first->driver);
     print_heading(&c);
@@ -202,8 +202,8 @@ static bool print_findings(const struct flight *f, const struct preflight_findin
 static int fly(struct flight *f, struct preflight_findings *found) {
     if (flight_allocate(f) || look(f)) return -1;
     const struct preflight_nodes n = {f->world.ranks, f->nodes, f->node, f->names};
-    const double seconds = ROUNDS_SECONDS / f->world.ranks;
-    f->seconds = seconds < ROUND_MOST ? seconds : ROUND_MOST;
+    const double seconds = PAIRINGS_SECONDS / f->world.ranks;
+    f->seconds = seconds < PAIRING_MOST ? seconds : PAIRING_MOST;
     if (measure(f, &n, found)) return -1;
     if (found->count) {
         struct preflight_findings again;

@@ -1,8 +1,8 @@
 /* probe.c — measures what the network carries from each rank to each other before a run.
  *
- * Ranks send TEST datagrams of full size over the same link that the run will use. In each round
+ * Ranks send TEST datagrams of full size over the same link that the run will use. In each pairing
  * every rank sends to one other rank and receives from one other rank, so that all have the same
- * load. If all nodes have the same number of ranks, then in a round all ranks of a node send to the
+ * load. If all nodes have the same number of ranks, then in a pairing all ranks of a node send to the
  * ranks of one other node, or all to ranks of their own node.
  *
  *     sender    TEST, kind 0, sequence 0, 1, ...        while less than a window is on its way
@@ -11,7 +11,7 @@
  * The window is at most what the receiver can hold, as in training (progress.h), so that losses are
  * losses of the network. It opens with the answers: datagrams that nobody answers must not harm
  * others, since a switch sends datagrams for a host that it cannot find to every host. Ranks wait
- * for each other before a round and after its sending. Datagrams that come after that, until none
+ * for each other before a pairing and after its sending. Datagrams that come after that, until none
  * comes for a moment, count as arrived, but not towards the rate.
  */
 #include "lossynet/transport/transport.h"
@@ -23,7 +23,7 @@
 static const double STALL = 0.1;
 static const double ANSWER = 1e-3; /* longest delay of an answer, in seconds */
 static const double REPEAT = 5e-3; /* seconds between repetitions of an answer */
-/* A round is over when nothing came for QUIET seconds, or QUIET_MOST seconds after its sending. */
+/* A pairing is over when nothing came for QUIET seconds, or QUIET_MOST seconds after its sending. */
 static const double QUIET = 0.02;
 static const double QUIET_MOST = 1.0;
 enum { WINDOW_MOST = 1024, ANSWERS = 8 /* per window */ };
@@ -39,8 +39,8 @@ struct probe {
     int window, batch; /* datagrams: most on their way; how many are sent at once */
     double rate, due;  /* pacing: bytes per second, 0 = no limit; when more may leave */
 
-    /* The present round. */
-    int round, to, from;
+    /* The present pairing. */
+    int pairing, to, from;
     uint32_t sent, answered; /* sequence numbers */
     int open;                /* how many datagrams may be on their way now */
     double moved;            /* when `answered` last grew */
@@ -65,10 +65,10 @@ static void order_ranks(const int *node, int ranks, int *order, int *each) {
     }
 }
 
-/* Returns the place to which the rank at place `at` of the order sends in round 1 ... ranks - 1.
- * With -round it returns the place from which that rank receives. */
-static int partner(int at, int round, int ranks, int each) {
-    const int sign = round < 0 ? -1 : 1, i = abs(round);
+/* Returns the place to which the rank at place `at` of the order sends in pairing 1 ... ranks - 1.
+ * With -pairing it returns the place from which that rank receives. */
+static int partner(int at, int pairing, int ranks, int each) {
+    const int sign = pairing < 0 ? -1 : 1, i = abs(pairing);
     if (each == 0) return (at + sign * i + ranks) % ranks;
     const int node = (at / each + sign * (i / each) + ranks / each) % (ranks / each);
     return node * each + (at % each + sign * (i % each) + each) % each;
@@ -84,7 +84,7 @@ static lossynet_status put(struct probe *p, int peer, int kind, uint32_t first, 
                                       .type = WIRE_TEST,
                                       .kind = (uint8_t)kind,
                                       .run = (uint32_t)p->run,
-                                      .index = (uint32_t)p->round,
+                                      .index = (uint32_t)p->pairing,
                                       .sender = (uint16_t)p->world.rank,
                                       .receiver = (uint16_t)peer,
                                       .packet = p->next,
@@ -101,7 +101,7 @@ static void take(struct probe *p, const struct ln_arrival *a, double now) {
     if (a->count < WIRE_HEADER_BYTES) return;
     wire_decode(&h, a->bytes, a->count);
     if (h.magic != WIRE_MAGIC || h.type != WIRE_TEST || h.run != (uint32_t)p->run ||
-        h.index != (uint32_t)p->round)
+        h.index != (uint32_t)p->pairing)
         return;
     if (h.kind == 1 && a->peer == p->to && (int32_t)(h.packet - p->answered) > 0) {
         const int more = p->open + (int)(h.packet - p->answered);
@@ -135,7 +135,7 @@ static int receive(struct probe *p, lossynet_status *status) {
     return n;
 }
 
-/* ---- rounds ---- */
+/* ---- pairings ---- */
 
 static lossynet_status meet(struct probe *p) {
     return p->share(p->share_context, &p->world, p->meeting, 1);
@@ -188,17 +188,17 @@ struct told { /* of one rank, by peer */
     double gbps;
 };
 
-static lossynet_status all_rounds(struct probe *p, const int *node, double seconds,
-                                  struct told *mine) {
+static lossynet_status all_pairings(struct probe *p, const int *node, double seconds,
+                                    struct told *mine) {
     const int ranks = p->world.ranks;
     int *order = ln_memory_take((size_t)ranks, sizeof *order), each, at = 0;
     lossynet_status status = LOSSYNET_OK;
     if (!order) return LOSSYNET_NO_MEMORY;
     order_ranks(node, ranks, order, &each);
     while (order[at] != p->world.rank) at++;
-    for (p->round = 1; p->round < ranks && !status; p->round++) {
-        p->to = order[partner(at, p->round, ranks, each)];
-        p->from = order[partner(at, -p->round, ranks, each)];
+    for (p->pairing = 1; p->pairing < ranks && !status; p->pairing++) {
+        p->to = order[partner(at, p->pairing, ranks, each)];
+        p->from = order[partner(at, -p->pairing, ranks, each)];
         p->sent = p->answered = p->next = p->unsaid = 0;
         p->arrived = p->bytes = 0;
         p->open = p->batch;
@@ -229,7 +229,7 @@ static lossynet_status over_link(struct probe *p, const int *node, double second
     if (!told || !p->payload || !p->meeting) goto release;
     for (size_t i = 0; i < p->payload_bytes; i++)
         p->payload[i] = (uint8_t)ln_mix(i); /* like gradients, it cannot be compressed */
-    status = all_rounds(p, node, seconds, told + rank * ranks);
+    status = all_pairings(p, node, seconds, told + rank * ranks);
     if (!status) status = p->share(p->share_context, &p->world, told, ranks * sizeof *told);
     for (size_t s = 0; s < ranks; s++)
         for (size_t r = 0; r < ranks; r++)

@@ -36,7 +36,7 @@ def test_all_is_well_on_one_host(tmp_path, link):
     done = preflight("--link", link, "--out", out, "--train", tmp_path / "*.bin", ranks=4)
     assert done.returncode == 0 and not findings(done), done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("pre-flight of 4 ranks on 1 node, 3 rounds of 0.50 s over " + link)
+    assert lines[0].startswith("pre-flight of 4 ranks on 1 node, 3 pairings of 0.50 s over " + link)
     assert lines[-1] == "all is well: 1 node, 4 ranks"
     assert not list(out.iterdir())  # it left nothing behind
 
