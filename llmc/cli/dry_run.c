@@ -85,6 +85,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     expect_repair(o, &network, settings.wire.resent, left);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     if (world->rank == 0) {
+        options_print_unused(o);
         memory_plan_print(&c, &settings);
         print_drift(comm_groups(o, workers), left[LOSSYNET_PARAMETER]);
         if (settings.run.dtype == DTYPE_BF16 && settings.run.device)

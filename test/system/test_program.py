@@ -246,6 +246,12 @@ def test_options_without_an_effect_are_named(data, tmp_path):
                      "note: --decay-shape: no effect without --schedule wsd"]
 
 
+def test_dry_run_names_options_without_an_effect():
+    done = succeed("--dry-run", "--workers=4", "--algorithm=reliable", "--loss-rate=0.2")
+    assert "note: --loss-rate: no effect with --algorithm reliable, which loses nothing\n" in done.stdout
+    assert "no effect" not in succeed("--dry-run", "--workers=4", "--loss-rate=0.2").stdout
+
+
 def test_the_default_is_short_for_options(data, tmp_path):
     """Without options, owners lead, lost gradients are carried, and they are sent again once."""
     default = train(data, tmp_path / "default", loss_rate=0.2)
