@@ -61,7 +61,7 @@ LONG = {
     "classifier": 21,         # operands and sizes of one fused product
     "worker": 29,             # a pointer for each row of the table of arrays
     # not yet grouped; they may not grow
-    "agreement": 21, "data_parallel": 28, "group": 20, "memory_plan_settings": 16,
+    "data_parallel": 28, "group": 20,
 }
 
 

@@ -101,10 +101,10 @@ void agreement_init(struct agreement *a, const struct agreement_settings *set) {
 }
 
 void agreement_clear(struct agreement *a) {
-    free(a->missing);
+    free(a->leaving.missing);
     view_clear(&a->view);
     view_clear(&a->obstacle_view);
-    a->missing = NULL;
+    a->leaving.missing = NULL;
 }
 
 /* The proof that belongs to a registration. It holds for this run, uid and address alone. */
@@ -134,7 +134,7 @@ static void enroll(struct agreement *a, const struct room *room) {
     char *value = member_to_json(&self);
     const struct store_write write = {key, value, lease};
     if (value && a->set.store->commit(a->set.store, view, room->modified, &write, 1) == STORE_DONE)
-        a->lease = lease;
+        a->lease.id = lease;
     free(value);
 }
 
@@ -142,7 +142,7 @@ enum store_status agreement_withdraw(struct agreement *a) {
     char key[KEY_BYTES], guard[KEY_BYTES];
     member_key(a, a->self.uid, key);
     key_of(a, "no key", guard);
-    a->lease = 0;
+    a->lease.id = 0;
     return a->set.store->commit(a->set.store, guard, 0, &(struct store_write){key, NULL, 0}, 1);
 }
 
@@ -310,7 +310,7 @@ static enum agreement_result take(struct agreement *a, const struct view *next, 
     view_clear(&a->view);
     a->view = copy;
     a->view.self = view_rank_of(next, a->self.uid);
-    if (a->state == AGREEMENT_OUTSIDE) a->taken = now;
+    if (a->state == AGREEMENT_OUTSIDE) a->lease.taken = now;
     a->state = AGREEMENT_INSIDE;
     a->changed = false;
     a->look = a->soonest = now + 1;
@@ -406,9 +406,9 @@ void agreement_find_ended(const struct agreement *a, bool *ended) {
 }
 
 static bool knows_who(const struct agreement *a) {
-    for (int r = 0; a->missing && r < a->view.members; r++)
-        if (a->missing[r]) return true;
-    return !a->missing;
+    for (int r = 0; a->leaving.missing && r < a->view.members; r++)
+        if (a->leaving.missing[r]) return true;
+    return !a->leaving.missing;
 }
 
 /* Proposes the view after the room's, without missing[] and with the processes that wait, if there
@@ -420,7 +420,7 @@ static enum agreement_result propose(struct agreement *a, const struct room *roo
     enum agreement_result result = AGREEMENT_WAIT;
     struct member *joiner = waiting(a, room, &joiners);
     if (!joiner) return AGREEMENT_FAILED;
-    if (a->state == AGREEMENT_LEAVING && !a->takes_in) joiners = 0;
+    if (a->state == AGREEMENT_LEAVING && !a->leaving.takes_in) joiners = 0;
     if (joiners >= least) {
         if (view_next(&room->view, missing, joiner, joiners, &next))
             result = AGREEMENT_FAILED;
@@ -435,17 +435,18 @@ static enum agreement_result propose(struct agreement *a, const struct room *roo
 /* ---- leaving a view ---- */
 
 int agreement_leave(struct agreement *a, double now, const bool *missing, bool takes_in) {
-    free(a->missing);
-    a->missing = NULL;
+    free(a->leaving.missing);
+    a->leaving.missing = NULL;
     if (missing) {
-        a->missing = calloc((size_t)a->view.members, sizeof *a->missing);
-        if (!a->missing) return log_out_of_memory("missing members", a->view.members);
-        for (int r = 0; r < a->view.members; r++) a->missing[r] = missing[r] && r != a->view.self;
+        a->leaving.missing = calloc((size_t)a->view.members, sizeof *a->leaving.missing);
+        if (!a->leaving.missing) return log_out_of_memory("missing members", a->view.members);
+        for (int r = 0; r < a->view.members; r++)
+            a->leaving.missing[r] = missing[r] && r != a->view.self;
     }
     a->state = AGREEMENT_LEAVING;
-    a->takes_in = takes_in;
-    a->asked = false;
-    a->began = now;
+    a->leaving.takes_in = takes_in;
+    a->leaving.asked = false;
+    a->leaving.began = now;
     return 0;
 }
 
@@ -453,12 +454,12 @@ int agreement_leave(struct agreement *a, double now, const bool *missing, bool t
  * out soon after it came, it pauses first: otherwise a link that loses all packets in one direction
  * would change views again and again. */
 static void left_out(struct agreement *a, double now) {
-    const bool soon = now - a->taken < AGREEMENT_SETTLED;
-    a->pause = !soon ? 0 : a->pause < 1 ? 1 : 2 * a->pause;
-    if (a->pause > AGREEMENT_PAUSE_MOST) a->pause = AGREEMENT_PAUSE_MOST;
-    a->resume = now + a->pause;
+    const bool soon = now - a->lease.taken < AGREEMENT_SETTLED;
+    a->lease.pause = !soon ? 0 : a->lease.pause < 1 ? 1 : 2 * a->lease.pause;
+    if (a->lease.pause > AGREEMENT_PAUSE_MOST) a->lease.pause = AGREEMENT_PAUSE_MOST;
+    a->lease.resume = now + a->lease.pause;
     a->state = AGREEMENT_OUTSIDE;
-    a->lease = 0;
+    a->lease.id = 0;
     a->self.uid[0] = 0;
 }
 
@@ -476,12 +477,12 @@ static enum agreement_result step_leaving(struct agreement *a, const struct room
         left_out(a, now);
         return AGREEMENT_WAIT;
     }
-    if (!a->asked && !knows_who(a)) agreement_find_ended(a, a->missing);
-    a->asked = true;
-    if (now < a->began + view_patience(&a->view, a->missing)) return AGREEMENT_WAIT;
+    if (!a->leaving.asked && !knows_who(a)) agreement_find_ended(a, a->leaving.missing);
+    a->leaving.asked = true;
+    if (now < a->leaving.began + view_patience(&a->view, a->leaving.missing)) return AGREEMENT_WAIT;
     /* If several ranks die at once, this rank may have noticed only one of them. */
-    if (a->missing) agreement_find_ended(a, a->missing);
-    return propose(a, room, a->missing, 0, now);
+    if (a->leaving.missing) agreement_find_ended(a, a->leaving.missing);
+    return propose(a, room, a->leaving.missing, 0, now);
 }
 
 /* ---- coming from outside ---- */
@@ -547,7 +548,7 @@ enum agreement_result agreement_step(struct agreement *a, double now) {
         result = AGREEMENT_COMPLETE;
     else if (dissolved && a->view.epoch > 0)
         result = AGREEMENT_STOPPED;
-    else if (a->state == AGREEMENT_OUTSIDE && now < a->resume)
+    else if (a->state == AGREEMENT_OUTSIDE && now < a->lease.resume)
         result = AGREEMENT_WAIT;
     else if (a->state == AGREEMENT_OUTSIDE)
         result = step_outside(a, &room, now);
@@ -579,7 +580,8 @@ static const double SPOILED = 60;
 
 void agreement_watch(struct agreement *a, double now) {
     struct room room;
-    if (a->lease && a->set.store->keep(a->set.store, a->lease) == STORE_CHANGED) a->lease = 0;
+    if (a->lease.id && a->set.store->keep(a->set.store, a->lease.id) == STORE_CHANGED)
+        a->lease.id = 0;
     if (a->state != AGREEMENT_INSIDE || now < a->look) return;
     /* All members of a large view together ask at most 64 times a second. */
     a->look = now + (a->view.members > 64 ? a->view.members / 64.0 : 1) - 0.1;

@@ -69,19 +69,27 @@ enum agreement_obstacle {
     AGREEMENT_ORPHANED /* a view exists, but none of its members is registered */
 };
 
+struct agreement_leaving { /* while the process leaves a view */
+    bool *missing;         /* the members that are missing */
+    double began;          /* since when */
+    bool takes_in;         /* the next view may have new members */
+    bool asked;            /* without knowing who is missing: hosts were asked */
+};
+
+struct agreement_lease {
+    int64_t id;                  /* 0: not registered, as far as this process knows */
+    double taken, pause, resume; /* taken in at; next pause, s; not registered before */
+};
+
 struct agreement {
     struct agreement_settings set;
     enum agreement_state state;
     struct member self;
-    struct view view;            /* inside and leaving: the present view; outside: the last one */
-    bool *missing;               /* leaving: the members that are missing */
-    double began;                /* leaving: since when */
-    bool takes_in;               /* leaving: the next view may have new members */
-    bool asked;                  /* leaving without knowing who is missing: hosts were asked */
-    int64_t lease;               /* 0: not registered, as far as this process knows */
-    double taken, pause, resume; /* taken in at; next pause, s; not registered before */
-    double look, soonest;        /* inside: time to ask the store next; earliest such time */
-    bool changed;                /* inside: the result of membership_has_changed */
+    struct view view; /* inside and leaving: the present view; outside: the last one */
+    struct agreement_leaving leaving;
+    struct agreement_lease lease;
+    double look, soonest; /* inside: time to ask the store next; earliest such time */
+    bool changed;         /* inside: the result of membership_has_changed */
     int64_t found; /* epoch of the view that this process found at first; < 0: not known yet */
     double found_at;
     enum agreement_obstacle obstacle;

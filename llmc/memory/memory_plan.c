@@ -100,7 +100,7 @@ static double replicas_of(const struct memory_plan_settings *s) {
  * thread computes whole groups, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->run.ranks = ranks;
-    s->rank = rank;
+    s->saving.rank = rank;
     s->sets = local_groups(s) >= s->threads ? s->threads : 1;
     int first = 0;
     for (int g = 0; first <= rank * local_of(s); g++) first += s->members = size_of(s, g, first);
@@ -184,7 +184,7 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
     if (s->run.evaluates || !s->saving.saves) return 0;
     const double owned = 1.0 / s->run.ranks;
     const double stale = s->saving.stale * 4 * e->parameters * (replicas_of(s) - owned);
-    return hf_model_bytes_of_rank(c, s->saving.shard_bytes, s->rank, s->run.ranks) +
+    return hf_model_bytes_of_rank(c, s->saving.shard_bytes, s->saving.rank, s->run.ranks) +
            e->line[LINE_OPTIMIZER] + stale +
            (s->run.carries[s->run.device] ? e->line[LINE_PARAMETERS] : 0) + e->line[LINE_AHEAD];
 }

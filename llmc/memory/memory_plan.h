@@ -27,6 +27,7 @@ struct memory_plan_saving { /* what leaves the vectors, and what files hold */
     bool gathers;           /* the model is put together from its owners, to evaluate or to save */
     bool saves;             /* it saves checkpoints, from copies in memory */
     double shard_bytes;
+    int rank; /* number of the rank, which decides which shards it saves */
 };
 
 struct memory_plan_settings {
@@ -35,7 +36,7 @@ struct memory_plan_settings {
     /* Sizes of all groups, where each rank has one worker, and run.group does not count; NULL:
      * none. */
     const int *group_sizes;
-    int members, rank; /* workers in this rank's group; its number, which decides what it saves */
+    int members;       /* workers in this rank's group */
     int batch, seq;    /* of a micro-batch */
     int sets, threads; /* CPU: sets of activations, and threads that compute; 0: 1 */
     bool fp8, cudnn;   /* a device rounds what layers multiply; cuDNN may compute attention */
