@@ -34,12 +34,13 @@
 #include "llmc/options/options.h"
 #include "llmc/cli/out_lock.h"
 #include "llmc/cli/run_data.h"
+#include "llmc/cli/run_end.h"
 #include "llmc/cli/preflight.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/log/jsonl.h"
-#include "llmc/checkpoint/async_writer.h"
+#include "llmc/comm/async_writer.h"
 #include "llmc/comm/data_parallel_model.h"
 #include "llmc/comm/views.h"
 #include "llmc/util/stop_signal.h"
@@ -72,25 +73,11 @@ static const weight *weight_at(const struct backend *be, const weight *vector, s
     return (const char *)vector + offset * be->weight_bytes;
 }
 
-/* The model calls these, so that the network works while it computes. Either may be NULL. */
-struct bucket_hooks {
-    void (*needed)(void *context, int bucket); /* before a bucket's parameters are first read */
-    void (*done)(void *context, int bucket);   /* as soon as a bucket's gradient is final */
-    void *context;
-};
-
-static void bucket_needed(const struct bucket_hooks *hooks, int bucket) {
-    if (hooks && hooks->needed) hooks->needed(hooks->context, bucket);
-}
-
-static void bucket_done(const struct bucket_hooks *hooks, int bucket) {
-    if (hooks && hooks->done) hooks->done(hooks->context, bucket);
-}
-
-/* From a->tokens (B, T) to a->last_norm (B, T, C), the classifier's input. hooks may be NULL. */
+/* From a->tokens (B, T) to a->last_norm (B, T, C), the classifier's input. hooks: the network works
+ * while the model computes (comm/bucket_pipeline.h); may be NULL. */
 static void model_forward(const struct backend *be, const struct param_layout *l,
                           const weight *params, struct activations *a, int B, int T,
-                          const struct bucket_hooks *hooks) {
+                          struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
     const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
     const int D = c->head_size, QKV = (H + 2 * K) * D;
@@ -159,7 +146,7 @@ static void recompute_layer(const struct backend *be, const struct param_layout 
 static void model_forward_backward(const struct backend *be, const struct param_layout *l,
                                    const weight *params, const struct gradient_place *grads,
                                    struct activations *a, int B, int T, float scale,
-                                   bool accumulate, const struct bucket_hooks *hooks) {
+                                   bool accumulate, struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
     const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
     const int D = c->head_size, QKV = (H + 2 * K) * D;
@@ -242,15 +229,14 @@ struct trainer { /* the part of a run that the same ranks train */
     struct data_parallel dp; /* the workers and the network */
     int B, T, sets;
     struct activations *activations; /* [sets] */
-    enum recompute recompute;
-    bool faster_in_bf16; /* comm/select.h */
+    bool faster_in_bf16;             /* comm/select.h */
     struct dataloader *train, *val;
     struct worker_result *result;     /* [local] */
     struct step_metrics record, last; /* of this step; of the step before */
     const char *tokenizer;
-    int updated;             /* steps that this rank's owners made; may be ahead of run.at */
-    bool continues;          /* the state came from ranks of an earlier view (--meet) */
-    struct resume_run saved; /* what a checkpoint contains */
+    int updated;    /* steps that this rank's owners made; may be ahead of run.at */
+    bool continues; /* the state came from ranks of an earlier view (--meet) */
+    struct run_info facts;
     struct async_writer *saver;
     struct jsonl *log;
     struct progress progress;
@@ -258,7 +244,6 @@ struct trainer { /* the part of a run that the same ranks train */
 
 static void trainer_release(struct trainer *t) {
     async_writer_close(t->saver);
-    free(t->saved.worker);
     data_parallel_close(&t->dp);
     for (int e = 0; t->activations && e < t->sets; e++)
         activations_release(&t->activations[e], t->be);
@@ -270,69 +255,28 @@ static void trainer_release(struct trainer *t) {
     jsonl_close(t->log);
 }
 
-/* Chooses the backend, and checks that there is enough memory. Needs layout, workers, B and T. */
-static int trainer_choose(struct trainer *t, bool training) {
+/* Chooses the backend, opens the comm and allocates all memory. Needs layout, workers, B and T. */
+static int trainer_open(struct trainer *t, bool training) {
     struct backend_choice choice;
     bool tell = t->dp.world.rank == 0 && !t->run.options->quiet && !t->run.options->generate &&
                 views_are_new(t->run.views);
-    if (data_parallel_choose(&t->dp, t->B, t->T, training, tell, &choice)) return -1;
+    if (data_parallel_choose(&t->dp, t->B, t->T, training, tell, &choice) ||
+        data_parallel_open(&t->dp))
+        return -1;
     t->be = choice.backend;
-    t->recompute = choice.recompute;
     t->faster_in_bf16 = choice.faster_in_bf16;
-    return 0;
-}
-
-/* Opens the comm and allocates all memory. */
-static int trainer_allocate(struct trainer *t, bool training) {
-    if (data_parallel_open(&t->dp)) return -1;
     t->sets = t->dp.group.sets;
     t->activations = (struct activations *)calloc((size_t)t->sets, sizeof *t->activations);
     t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);
     if (!t->activations || !t->result) return log_out_of_memory("the list of workers", 0);
     for (int e = 0; e < t->sets; e++)
         if (activations_allocate(&t->activations[e], &t->layout.config, t->be, t->B, t->T, training,
-                                 t->recompute))
+                                 choice.recompute))
             return -1;
     return 0;
 }
 
-/* Calls work(t, worker, activations, context) for every local worker, on threads as said above. */
-typedef void (*worker_function)(struct trainer *t, struct worker *w, struct activations *a,
-                                void *context);
-
-static void for_each_worker(struct trainer *t, worker_function work, void *context) {
-    for (int w = 0; w < t->dp.local && t->sets == 1; w++)
-        work(t, &t->dp.worker[w], t->activations, context);
-    if (t->sets == 1) return;
-    const int size = t->dp.group.size;
-#pragma omp parallel for schedule(dynamic) num_threads(t->sets)
-    for (int first = 0; first < t->dp.local; first += size)
-        for (int w = first; w < first + size && w < t->dp.local; w++)
-            work(t, &t->dp.worker[w], &t->activations[omp_get_thread_num()], context);
-}
-
 /* ---- step ------------------------------------------------------------------------------- */
-
-/* The context of the hooks in one worker's pass (struct bucket_hooks), and their results. */
-struct bucket_context {
-    struct trainer *t;
-    struct worker *w;
-    int set;       /* number of the set of activations */
-    double waited; /* seconds that it waited for parameters */
-    lossynet_status status;
-};
-
-static void parameters_needed(void *context, int bucket) {
-    struct bucket_context *c = (struct bucket_context *)context;
-    lossynet_status status =
-        pipeline_parameters_needed(&c->t->dp.pipeline, c->w, bucket, &c->waited);
-    if (status) c->status = status;
-}
-
-static void gradient_done(void *context, int bucket) {
-    const struct bucket_context *c = (const struct bucket_context *)context;
-    data_parallel_gradient_done(&c->t->dp, c->w, c->set, bucket);
-}
 
 /* Adds the losses of w's micro-batches to its result, but for those of the last `unread`. */
 static void read_losses(struct trainer *t, const struct worker *w, struct activations *a,
@@ -348,23 +292,21 @@ static void read_losses(struct trainer *t, const struct worker *w, struct activa
  * are split in advance (--data-split), worker w takes sequences w*B ... w*B+B-1 of each N*B: the
  * global batch is the same however it is spread. Leaves the results in t->result; the losses of
  * the last pass are added later, since on a device it is still computed. */
-static void worker_gradient(struct trainer *t, struct worker *w, struct activations *a,
-                            void *context) {
-    const int B = t->B, T = t->T, set = (int)(a - t->activations);
+static void worker_gradient(void *trainer, struct worker *w, int set) {
+    struct trainer *t = (struct trainer *)trainer;
+    struct activations *a = &t->activations[set];
+    const int B = t->B, T = t->T;
     double counts;
     const int M = data_parallel_micro_batches(&t->dp, w, &counts);
     const float scale = (float)(counts / w->members) / ((float)B * T * M);
     const struct gradient_place gradient = data_parallel_gradient(&t->dp, w, set);
-    struct bucket_context buckets = {t, w, set, 0, LOSSYNET_OK};
+    struct bucket_hooks hooks = {&t->dp.pipeline, w, set, false, false, 0, LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     struct worker_result *result = &t->result[w - t->dp.worker];
-    (void)context;
     result->waited = 0, result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
     if (result->loss < 0) return;
     for (int m = 0; m < M; m++) {
-        const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
-                                           .done = m == M - 1 ? gradient_done : NULL,
-                                           .context = &buckets};
+        hooks.first = m == 0, hooks.last = m == M - 1;
         dataloader_batch(t->train, t->run.at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
                          a->host_targets);
         activations_send(a, t->be, B * T);
@@ -375,8 +317,8 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
             read_losses(t, k, a, 0); /* this worker's first pass is queued */
         read_losses(t, w, a, t->sets == 1 ? 1 : 0);
     }
-    result->waited = buckets.waited;
-    result->status = buckets.status;
+    result->waited = hooks.waited;
+    result->status = hooks.status;
 }
 
 /* The verbs of a step return 0, FAILED after reporting, or NOT_FINITE: the loss or the norm in
@@ -387,12 +329,12 @@ enum { FAILED = -1, NOT_FINITE = 1 };
  * second records the step, after ranks have exchanged what they measured. */
 static int finish_step_begin(struct trainer *t) {
     t->last = t->record;
-    return t->dp.unfinished ? data_parallel_finish_begin(&t->dp, &t->last) : 0;
+    return t->dp.time.unfinished ? data_parallel_finish_begin(&t->dp, &t->last) : 0;
 }
 
 static int finish_step_end(struct trainer *t) {
     struct step_metrics *r = &t->last;
-    if (!t->dp.unfinished) return 0;
+    if (!t->dp.time.unfinished) return 0;
     if (data_parallel_finish_end(&t->dp, r)) return -1;
     t->run.recent[r->step % HANDOVER_STEPS] = *r;
     metrics_add(&t->run.at.record, r);
@@ -415,13 +357,13 @@ static int forward_backward(struct trainer *t, int step) {
     struct step_metrics *r = &t->record;
     double waited = 0;
     if (data_parallel_begin(&t->dp, &step)) return FAILED;
-    for_each_worker(t, worker_gradient, NULL);
+    group_work(&t->dp.group, t->dp.worker, t->dp.local, worker_gradient, t);
     if (t->result[0].loss >= 0) t->dp.pipeline.arriving = false; /* forward received them all */
     for (int w = 0; w < t->dp.local; w++) {
         if (t->result[w].status) return FAILED;
         waited = fmax(waited, t->result[w].waited);
     }
-    t->dp.communicating += waited;
+    t->dp.time.communicating += waited;
     if (finish_step_begin(t)) return FAILED;
     memset(r, 0, sizeof *r);
     r->step = step;
@@ -435,7 +377,7 @@ static int forward_backward(struct trainer *t, int step) {
 static int tell_numbers(struct trainer *t) {
     for (int w = 0; w < t->dp.local; w++) {
         if (t->sets == 1) read_losses(t, &t->dp.worker[w], t->activations, 0);
-        t->dp.mine[w] = t->result[w].loss;
+        t->dp.numbers.mine[w] = t->result[w].loss;
     }
     return data_parallel_tell_losses(&t->dp) || async_writer_tell(t->saver) ||
                    views_tell(t->run.views, &t->dp)
@@ -467,23 +409,10 @@ static struct worker_step step_of(const struct trainer *t) {
     return s;
 }
 
-static void worker_steps(struct trainer *t, struct worker *w, struct activations *a,
-                         void *context) {
-    (void)a, (void)context;
-    double norm = sqrt(t->be->sum_of_squares(w->grads, t->layout.count));
-    t->dp.mine[w - t->dp.worker] = norm / t->dp.workers;
-    if (!isfinite(norm)) return;
-    struct worker_step s = step_of(t);
-    s.gradient_scale = worker_clip(t->run.options, norm);
-    const struct run all = {0, t->layout.count, 0};
-    worker_update(w, t->be, &t->layout, t->run.options, &s, all);
-}
-
 /* Every worker steps on its own gradient. */
 static int update_replicas(struct trainer *t) {
-    if (tell_numbers(t)) return FAILED;
-    for_each_worker(t, worker_steps, NULL);
-    if (data_parallel_sum(&t->dp, &t->record.grad_norm)) return FAILED;
+    if (tell_numbers(t) || data_parallel_update_replicas(&t->dp, step_of(t), &t->record.grad_norm))
+        return FAILED;
     return look_at_numbers(t);
 }
 
@@ -497,7 +426,7 @@ static int step_lossy(struct trainer *t, int step) {
     data_parallel_update_shards(&t->dp, step_of(t), t->record.grad_norm);
     t->run.recent[t->record.step % HANDOVER_STEPS] = t->record;
     t->updated = t->record.step + 1;
-    return data_parallel_broadcast(&t->dp, t->dp.params);
+    return data_parallel_broadcast(&t->dp, t->dp.vectors.params);
 }
 
 /* rps: every worker steps on its own gradient; owners average the models and broadcast them. */
@@ -505,14 +434,14 @@ static int step_rps(struct trainer *t, int step) {
     int status = forward_backward(t, step);
     if (!status) status = update_replicas(t);
     if (!status) status = data_parallel_average_models(&t->dp);
-    return status ? status : data_parallel_broadcast(&t->dp, t->dp.params);
+    return status ? status : data_parallel_broadcast(&t->dp, t->dp.vectors.params);
 }
 
 /* naive: owners average gradients and broadcast the average; every worker steps on its copy. */
 static int step_naive(struct trainer *t, int step) {
     int status = forward_backward(t, step);
     if (!status) status = average_gradients(t);
-    if (!status) status = data_parallel_broadcast(&t->dp, t->dp.grads);
+    if (!status) status = data_parallel_broadcast(&t->dp, t->dp.vectors.grads);
     if (!status) data_parallel_update_received(&t->dp, step_of(t), t->record.grad_norm);
     return status;
 }
@@ -534,6 +463,7 @@ static int training_step(struct trainer *t, int step) {
  * replica.                                                                                    */
 
 struct evaluation_work {
+    struct trainer *t;
     const float *fresh;
     bool replicas;
     uint64_t windows;
@@ -560,10 +490,11 @@ static double evaluate_batch(struct trainer *t, const weight *weights, struct ac
     return sum;
 }
 
-static void worker_evaluates(struct trainer *t, struct worker *w, struct activations *e,
-                             void *context) {
-    struct evaluation_work *work = (struct evaluation_work *)context;
-    double *sums = t->dp.mine + 3 * (w - t->dp.worker); /* loss: model, replica; tokens */
+static void worker_evaluates(void *context, struct worker *w, int set) {
+    const struct evaluation_work *work = (const struct evaluation_work *)context;
+    struct trainer *t = work->t;
+    struct activations *e = &t->activations[set];
+    double *sums = t->dp.numbers.mine + 3 * (w - t->dp.worker); /* loss: model, replica; tokens */
     memset(sums, 0, 3 * sizeof *sums);
     for (int pass = 0; pass < (work->replicas ? 2 : 1); pass++) {
         const weight *weights =
@@ -579,7 +510,8 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
 }
 
 static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out) {
-    struct evaluation_work work = {.fresh = NULL,
+    struct evaluation_work work = {.t = t,
+                                   .fresh = NULL,
                                    .replicas = !data_parallel_replicas_are_exact(&t->dp),
                                    .windows = dataloader_windows(t->val)};
     uint64_t limit = (uint64_t)t->run.options->eval_sequences;
@@ -587,9 +519,11 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out)
     memset(out, 0, sizeof *out);
     if (limit && work.windows > limit) work.windows = limit;
     if (data_parallel_model(&t->dp, &work.fresh)) return -1;
-    for_each_worker(t, worker_evaluates, &work);
-    if (lossynet_all_gather(t->dp.comm, t->dp.mine, t->dp.gathered, 3 * sizeof(double))) return -1;
-    for (int i = 0; i < 3 * t->dp.workers; i++) total[i % 3] += t->dp.gathered[i];
+    group_work(&t->dp.group, t->dp.worker, t->dp.local, worker_evaluates, &work);
+    if (lossynet_all_gather(t->dp.comm, t->dp.numbers.mine, t->dp.numbers.gathered,
+                            3 * sizeof(double)))
+        return -1;
+    for (int i = 0; i < 3 * t->dp.workers; i++) total[i % 3] += t->dp.numbers.gathered[i];
     out->step = steps_done;
     out->tokens = (int64_t)total[2];
     out->val_loss = total[0] / total[2];
@@ -599,33 +533,15 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out)
     return 0;
 }
 
-/* The losses of a question's endings, each summed over its tokens. Rows of a batch have the length
- * of the longest; nothing that is scored depends on the tokens behind it. */
+/* The losses of a question's endings, each summed over its tokens. */
 static void score_endings(struct trainer *t, const weight *weights, const struct choices *choices,
                           int question, double *losses) {
     struct activations *e = t->activations;
     const int endings = choices_endings(choices, question);
     for (int first = 0, B; first < endings; first += B) {
-        int T = 0;
         B = endings - first < t->B ? endings - first : t->B;
-        for (int b = 0; b < B; b++) {
-            const int length = choices_row(choices, question, first + b).count - 1;
-            T = length > T ? length : T;
-        }
-        memset(e->host_tokens, 0, (size_t)(B * T) * sizeof *e->host_tokens);
-        memset(e->host_targets, 0, (size_t)(B * T) * sizeof *e->host_targets);
-        for (int b = 0; b < B; b++) {
-            const struct choices_row r = choices_row(choices, question, first + b);
-            const size_t bytes = (size_t)(r.count - 1) * sizeof *r.tokens;
-            memcpy(e->host_tokens + b * T, r.tokens, bytes);
-            memcpy(e->host_targets + b * T, r.tokens + 1, bytes);
-        }
-        const float *found = losses_of(t, weights, e, B, T);
-        for (int b = 0; b < B; b++) {
-            const struct choices_row r = choices_row(choices, question, first + b);
-            const float *scored = found + b * T + r.count - 1 - r.scored;
-            losses[first + b] = mean_loss(scored, r.scored) * r.scored;
-        }
+        const int T = choices_write(choices, question, first, B, e->host_tokens, e->host_targets);
+        choices_read(choices, question, first, B, T, losses_of(t, weights, e, B, T), losses);
     }
 }
 
@@ -660,61 +576,12 @@ static int write_sample(struct trainer *t, int steps_done) {
 /* ---- training --------------------------------------------------------------------------- */
 
 static struct run_info run_info(const struct trainer *t) {
-    const struct run_info facts = {.options = t->run.options,
-                                   .layout = &t->layout,
-                                   .revision = GIT_REVISION,
-                                   .backend = t->be->details,
-                                   .link = lossynet_link_name(t->dp.comm),
-                                   .faster_in_bf16 = t->faster_in_bf16,
-                                   .sends = t->dp.pipeline.sends,
-                                   .carries = data_parallel_carries(&t->dp),
-                                   .on_device = t->be->on_device,
-                                   .mapped = t->dp.group.mapped,
-                                   .rank = t->dp.world.rank,
-                                   .ranks = t->dp.world.ranks,
-                                   .workers = t->dp.workers,
-                                   .local = t->dp.local,
-                                   .threads = omp_get_max_threads(),
-                                   .batch = t->B,
-                                   .seq = t->T,
-                                   .train_tokens = t->train ? dataloader_tokens(t->train) : 0,
-                                   .packet_bytes = lossynet_packet_bytes(t->dp.comm),
-                                   .packets = lossynet_packets(t->dp.comm),
-                                   .moments = data_parallel_moments(&t->dp)};
+    struct run_info facts = data_parallel_facts(&t->dp);
+    facts.revision = GIT_REVISION;
+    facts.faster_in_bf16 = t->faster_in_bf16;
+    facts.batch = t->B, facts.seq = t->T;
+    facts.train_tokens = t->train ? dataloader_tokens(t->train) : 0;
     return facts;
-}
-
-/* Ends a run whose loss or gradient norm is NaN or infinite, since it cannot recover. */
-static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
-    if (async_writer_finish(t->saver)) return -1;
-    const char *checkpoint = async_writer_last(t->saver);
-    progress_end(&t->progress);
-    metrics_log_step(t->log, r);
-    metrics_log_end(t->log, &t->run.at.record, "not finite", NULL, checkpoint);
-    return t->dp.world.rank > 0
-               ? -1
-               : metrics_report_not_finite(r, checkpoint, data_parallel_odd_worker(&t->dp));
-}
-
-/* Waits for the last checkpoint, and writes the end of the run to the terminal and the log. */
-static int finish(struct trainer *t, bool stopped, const struct eval_metrics *eval) {
-    if (async_writer_finish(t->saver) || data_parallel_log_links(&t->dp, t->log, t->run.at.step) ||
-        data_parallel_log_late(&t->dp, t->log, t->run.at.step))
-        return -1;
-    const char *checkpoint = async_writer_last(t->saver);
-    progress_end(&t->progress);
-    if (t->progress.on && stopped) printf("stopped by a signal after %d steps\n", t->run.at.step);
-    if (t->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
-    const bool lost = async_writer_has_failed(t->saver);
-    const char *status = lost ? "not saved" : stopped ? "stopped" : "complete";
-    metrics_log_end(t->log, &t->run.at.record, status, eval, checkpoint);
-    if (!lost) return 0;
-    if (t->dp.world.rank > 0) return -1;
-    return *checkpoint ? log_error("step %d could not be saved, see above: the newest checkpoint "
-                                   "is '%s'",
-                                   t->run.at.step, checkpoint)
-                       : log_error("no checkpoint could be written to '%s', see above",
-                                   t->run.options->out);
 }
 
 /* Sets where the run stands after `done` steps. */
@@ -742,17 +609,18 @@ enum { VIEW_ENDS = 1 }; /* train_loop returns it when ranks change */
 static int train_loop(struct trainer *t) {
     const struct options *o = t->run.options;
     const bool skips = lossynet_skips_late(t->dp.comm);
+    const struct run_end end = {&t->dp, t->saver, t->log, &t->progress, &t->run.at};
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
     struct data_parallel_news news = {0, false, false, false};
-    if (views_are_new(t->run.views)) run_info_announce(&t->saved.facts);
+    if (views_are_new(t->run.views)) run_info_announce(&t->facts);
     progress_begin(&t->progress, t->run.at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->run.options, t->dp.world.rank));
     views_report(t->run.views, &t->progress, t->log, t->run.at.step, t->run.recent);
     while (t->run.at.step < o->steps && !news.stop) {
         if (training_step(t, t->run.at.step)) return -1;
         news.broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
-        if (news.broken && !skips) return stop_not_finite(t, &t->record);
+        if (news.broken && !skips) return run_end_not_finite(&end, &t->record);
         advance(t, t->record.step + 1);
         async_writer_poll(t->saver, &news.stop);
         news.ranks_change = views_end_here(t->run.views);
@@ -760,7 +628,7 @@ static int train_loop(struct trainer *t) {
         if (skips &&
             (due.any || news.broken || news.ranks_change || lossynet_is_called(t->dp.comm))) {
             if (meet(t, &news)) return -1;
-            if (news.broken) return stop_not_finite(t, &t->record);
+            if (news.broken) return run_end_not_finite(&end, &t->record);
             due = due_now(t, news.stop);
         }
         if (due.any && finish_step(t)) return -1;
@@ -774,7 +642,7 @@ static int train_loop(struct trainer *t) {
         if (news.ranks_change && t->run.at.step < o->steps && !news.stop)
             return finish_step(t) || async_writer_finish(t->saver) ? -1 : VIEW_ENDS;
     }
-    return finish(t, news.stop && t->run.at.step < o->steps, last_eval);
+    return run_end_report(&end, news.stop && t->run.at.step < o->steps, last_eval);
 }
 
 /* Opens everything that training or evaluation needs, and writes the log's first line. Checks that
@@ -789,40 +657,27 @@ static int prepare(struct trainer *t, bool training) {
     t->run.config = c;
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(training ? t->train : t->val);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
-    if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
-        trainer_allocate(t, training) ||
+    if (param_layout_build(&c, &t->layout) || trainer_open(t, training) ||
         views_enter(t->run.views, &t->dp, &t->run.at, t->run.recent, &t->continues) ||
         jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->run.at.step, &t->log))
         return -1;
     hf_model_shows_progress = run_info_draws_progress(t->run.options, t->dp.world.rank);
     if (!t->continues && data_parallel_initialise(&t->dp)) return -1;
-    t->saved.facts = run_info(t);
-    jsonl_write(t->log, run_info_event(&t->saved.facts));
+    t->facts = run_info(t);
+    jsonl_write(t->log, run_info_event(&t->facts));
     return 0;
-}
-
-/* Rank 0 locks --out. All ranks get its answer. */
-static int lock_out(struct trainer *t) {
-    const struct options *o = t->run.options;
-    const struct lossynet_world *world = &t->dp.world;
-    int32_t *failed = (int32_t *)calloc((size_t)world->ranks, sizeof *failed);
-    if (!failed) return log_out_of_memory("the list of ranks", 0);
-    if (o->out && world->rank == 0)
-        failed[0] = out_lock_take(o->out, o->meet ? o->meet : "", &t->run.lock);
-    const int status = lossynet_bootstrap_gather(world, failed, sizeof *failed) || failed[0];
-    free(failed);
-    return status ? -1 : 0;
 }
 
 /* Trains a whole run or, with --meet, one view of it: the part that these ranks train together. */
 static int train_in_view(struct trainer *t) {
     const char *from = views_are_new(t->run.views) ? t->run.options->resume : NULL;
     json_t *saved = NULL;
-    int failed = lock_out(t) || (from && resume_open(from, &saved, &t->run.at));
+    int failed = out_lock_take(t->run.options, &t->dp.world, &t->run.lock) ||
+                 (from && resume_open(from, &saved, &t->run.at));
     failed = failed || prepare(t, true) ||
-             data_parallel_open_saver(&t->dp, t->tokenizer, t->run.at.step, t->continues, &t->saved,
-                                      &t->saver) ||
-             (from && !t->continues && resume_load(&t->saved, from, saved, t->log));
+             async_writer_open(&t->dp, &t->facts, t->tokenizer, t->run.at.step, t->continues,
+                               &t->saver) ||
+             (from && !t->continues && saved_state_load(&t->dp, &t->facts, from, saved, t->log));
     if (!failed) failed = data_parallel_start(&t->dp);
     json_decref(saved);
     return failed ? -1 : train_loop(t);
@@ -842,7 +697,7 @@ static int change_view(struct trainer *t, bool ended) {
     if (t->updated > t->run.at.step) advance(t, t->updated);
     if (views_leave(t->run.views, &t->dp, ended)) return -1;
     const struct step_metrics *r = t->last.step == t->run.at.step - 1 ? &t->last : &t->record;
-    if (t->dp.unfinished && r->step == t->run.at.step - 1) /* nobody will measure it */
+    if (t->dp.time.unfinished && r->step == t->run.at.step - 1) /* nobody will measure it */
         metrics_add(&t->run.at.record, r);
     progress_end(&t->progress);
     trainer_release(t);
@@ -876,8 +731,8 @@ static int eval_mode(struct trainer *t) {
 /* Makes one worker with the model's weights and room for B sequences of T tokens. */
 static int open_model(struct trainer *t, const struct llama_config *c, int B, int T) {
     t->B = B, t->T = T;
-    return param_layout_build(c, &t->layout) || trainer_choose(t, false) ||
-           trainer_allocate(t, false) || data_parallel_initialise(&t->dp);
+    return param_layout_build(c, &t->layout) || trainer_open(t, false) ||
+           data_parallel_initialise(&t->dp);
 }
 
 /* --eval-choices: multiple-choice questions. */

@@ -53,20 +53,21 @@ static json_t *describe_products(const struct product_choices *products) {
     return list;
 }
 
-json_t *resume_describe(const struct resume_run *run, const struct resume_point *at) {
+json_t *resume_describe(const struct run_info *run, const struct resume_point *at) {
+    const struct attention_choice *attention = run->be->attention_choice;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return json_pack(
-        "{s:i, s:f, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:{s:i, s:i, s:I, s:I},"
-        " s:o, s:o, s:o, s:i, s:{}}",
-        "format", FORMAT, "saved", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, "step",
-        at->step, "sequence", (json_int_t)at->sequence, "ranks", run->facts.ranks, "workers",
-        run->facts.workers, "parameters", (json_int_t)run->facts.layout->count, "backend",
-        run->facts.backend, "link", run->facts.link, "settings", "batch", run->facts.batch, "seq",
-        run->facts.seq, "packet_bytes", (json_int_t)run->facts.packet_bytes, "train_tokens",
-        (json_int_t)run->facts.train_tokens, "options", options_json(run->facts.options, 0),
-        "record", describe_record(&at->record), "products", describe_products(run->products),
-        "attention", run->attention ? run->attention->library : 0, "files");
+    return json_pack("{s:i, s:f, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:{s:i, s:i, s:I, s:I},"
+                     " s:o, s:o, s:o, s:i, s:{}}",
+                     "format", FORMAT, "saved", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
+                     "step", at->step, "sequence", (json_int_t)at->sequence, "ranks", run->ranks,
+                     "workers", run->workers, "parameters", (json_int_t)run->layout->count,
+                     "backend", run->be->details, "link", run->link, "settings", "batch",
+                     run->batch, "seq", run->seq, "packet_bytes", (json_int_t)run->packet_bytes,
+                     "train_tokens", (json_int_t)run->train_tokens, "options",
+                     options_json(run->options, 0), "record", describe_record(&at->record),
+                     "products", describe_products(run->be->product_choices), "attention",
+                     attention ? attention->library : 0, "files");
 }
 
 int resume_list_file(json_t *list, const char *directory, const char *name) {

@@ -27,7 +27,8 @@
  * than before. With other options it continues as well as possible, and reports what differs:
  * moments are distributed again by offset, and replicas start as the model.
  *
- * This file has formats and rules only; async_writer.h says when a checkpoint is written.
+ * This file has formats and rules only. comm/saved_state.h copies a rank's share of the state, and
+ * comm/async_writer.h says when a checkpoint is written.
  */
 #ifndef LLMC_CHECKPOINT_RESUME_H
 #define LLMC_CHECKPOINT_RESUME_H
@@ -39,13 +40,9 @@
 
 #include "llmc/backend/backend.h"
 #include "llmc/util/file.h"
-#include "llmc/model/param_layout.h"
-#include "llmc/model/runs.h"
 #include "llmc/options/options.h"
 #include "llmc/log/metrics.h"
 #include "llmc/checkpoint/run_info.h"
-#include "llmc/checkpoint/snapshot.h"
-#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,35 +52,6 @@ struct resume_point {  /* how far a run is */
     int step;          /* steps done */
     uint64_t sequence; /* the next sequence of the data */
     struct run_metrics record;
-};
-
-struct resume_worker { /* a local worker; the trainer owns the memory */
-    int id;
-    const struct run *run; /* [runs]: the elements that it has moments of */
-    size_t runs, owned;    /* owned: their number */
-    float *params, *m, *v;
-    const float *ahead; /* values that it broadcasts instead of its own, in m's order, or NULL */
-};
-
-/* Copies between the workers' memory and the host's; several threads may call these at once. */
-struct resume_memory {
-    bool on_device; /* a call costs more than its bytes, so few large calls are made */
-    void (*upload)(void *to, const void *host, size_t bytes);
-    void (*download)(void *host, const void *from, size_t bytes);
-};
-
-/* A run and its memory. Everything belongs to the trainer, which keeps it as long as the
- * functions below are called. */
-struct resume_run {
-    struct run_info facts;
-    bool own_replicas;            /* all elements of replicas may differ from the model (naive) */
-    const bool *ahead;            /* the last broadcast sent the workers' `ahead` */
-    struct resume_worker *worker; /* [local] */
-    struct lossynet_comm *comm;
-    struct resume_memory moments, replicas;   /* moments and `ahead`; params, and the model */
-    const struct product_choices *products;   /* the backend's; NULL: none */
-    const struct attention_choice *attention; /* the same */
-    bool replicas_are_bf16; /* params hold bfloat16 (uint16_t) in the host's memory */
 };
 
 /* ---- resuming ---- */
@@ -112,22 +80,13 @@ void resume_products(const json_t *saved, const char *details, struct product_ch
  * backend saved it; otherwise -1. */
 int resume_attention(const json_t *saved, const char *details);
 
-/* Reads the rest of the workers' state from `directory`, after verifying this rank's share of
- * the checksums. The workers' params must already be the model. Reports on the terminal and in the
- * log (event "resume") what cannot be identical. Returns 0, or -1 after reporting. */
-int resume_load(const struct resume_run *run, const char *directory, const json_t *saved,
-                struct jsonl *log);
-
 /* ---- saving ---- */
-
-/* Copies this rank's share of the state. Returns 0, or -1 after reporting. */
-int resume_snapshot(const struct resume_run *run, struct snapshot *out);
 
 /* The name of a rank's file. */
 void resume_file_name(int rank, int ranks, char name[64]);
 
 /* trainer.json without its list of files. NULL: out of memory. */
-json_t *resume_describe(const struct resume_run *run, const struct resume_point *at);
+json_t *resume_describe(const struct run_info *run, const struct resume_point *at);
 
 /* Adds a file of `directory` to a list of files, which starts as an empty JSON object. Reads the
  * whole file to compute its checksum. Returns 0, or -1 after reporting. */

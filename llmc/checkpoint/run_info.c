@@ -13,7 +13,7 @@ json_t *run_info_event(const struct run_info *run) {
     return json_pack("{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:s,"
                      " s:b, s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
                      "event", "run", "options", options_json(run->options, 0), "git_revision",
-                     run->revision, "backend", run->backend, "ranks", run->ranks, "workers",
+                     run->revision, "backend", run->be->details, "ranks", run->ranks, "workers",
                      run->workers, "threads", run->threads, "batch", run->batch, "seq", run->seq,
                      "parameters", (json_int_t)run->layout->count, "optimizer_bytes_per_worker",
                      (json_int_t)(2 * run->moments * sizeof(float)), "link", run->link, "sends",
@@ -39,9 +39,9 @@ static void announce_rule(const struct run_info *run) {
            leads || again || run->carries ? "" : "nothing");
     if (o->carry == OPTION_AUTO && !run->carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
-               run->on_device  ? "--device cuda, where that takes memory"
-               : o->gpu_direct ? "--gpu-direct"
-                               : "this --estimator");
+               run->be->on_device ? "--device cuda, where that takes memory"
+               : o->gpu_direct    ? "--gpu-direct"
+                                  : "this --estimator");
     if (o->repair[0] == OPTION_AUTO && strcmp(o->deadline, "off") != 0)
         printf("note: --deadline: --repair auto goes by --loss-rate, since ranks do not measure "
                "the same loss\n");
@@ -57,7 +57,7 @@ void run_info_announce(const struct run_info *run) {
     if (run->rank > 0 || o->quiet) return;
     printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s%s\n",
            (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
-           run->ranks > 1 ? "es" : "", run->backend,
+           run->ranks > 1 ? "es" : "", run->be->details,
            run->faster_in_bf16 ? "\n(several times as fast with --dtype bf16)" : "");
     const int last = run->workers % (o->group_size > 1 ? o->group_size : 1);
     char shorter[32] = "";

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "llmc/backend/backend.h"
 #include "llmc/model/param_layout.h"
 #include "llmc/options/options.h"
 
@@ -17,11 +18,11 @@ extern "C" {
 struct run_info {
     const struct options *options;
     const struct param_layout *layout;
-    const char *revision, *backend, *link;
+    const struct backend *be;
+    const char *revision, *link;
     bool faster_in_bf16; /* bf16 would be several times faster; --dtype did not decide */
     const char *sends;   /* how vectors are sent, see bucket_pipeline.h */
     bool carries;        /* lost gradients join the next ones (--carry) */
-    bool on_device;      /* on a GPU */
     bool mapped;         /* GPUs of a group read each other's gradients (group.h) */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */

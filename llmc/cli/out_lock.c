@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -40,7 +41,7 @@ static int refuse(int file, const char *out, const char *run) {
                      out, *owner ? owner : "a process that has not signed yet");
 }
 
-int out_lock_take(const char *out, const char *run, struct out_lock *lock) {
+static int take(const char *out, const char *run, struct out_lock *lock) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (lock->file) return 0;
     lock->made = !file_is_directory(out);
@@ -63,6 +64,16 @@ int out_lock_take(const char *out, const char *run, struct out_lock *lock) {
         }
         close(file);
     }
+}
+
+int out_lock_take(const struct options *o, const struct lossynet_world *world,
+                  struct out_lock *lock) {
+    int32_t *failed = calloc((size_t)world->ranks, sizeof *failed);
+    if (!failed) return log_out_of_memory("the list of ranks", 0);
+    if (o->out && world->rank == 0) failed[0] = take(o->out, o->meet ? o->meet : "", lock);
+    const int status = lossynet_bootstrap_gather(world, failed, sizeof *failed) || failed[0];
+    free(failed);
+    return status ? -1 : 0;
 }
 
 void out_lock_release(struct out_lock *lock) {

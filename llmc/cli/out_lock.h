@@ -9,7 +9,9 @@
 
 #include <stdbool.h>
 
+#include "llmc/options/options.h"
 #include "llmc/util/file.h"
+#include "lossynet/lossynet.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,11 +23,12 @@ struct out_lock {
     char path[FILE_PATH_BYTES];
 };
 
-/* Locks `out`, which is created. run: the URL of --meet; "" without. If another process of the same
- * run has the lock, which writes nothing any more unless it is rank 0, this one goes on without.
- * Where files cannot be locked, a line says so. Returns 0, or -1 after reporting that another run
- * is writing there. Does nothing if this process has the lock already. */
-int out_lock_take(const char *out, const char *run, struct out_lock *lock);
+/* Rank 0 locks --out, which is created. If another process of the same run (--meet) has the lock, which
+ * writes nothing any more unless it is rank 0, this one goes on without. Where files cannot be locked,
+ * a line says so. Collective: all ranks return rank 0's answer, 0, or -1 after it has reported that
+ * another run is writing there. Does nothing if this process has the lock already. */
+int out_lock_take(const struct options *options, const struct lossynet_world *world,
+                  struct out_lock *lock);
 /* A folder that was not there before, and in which nothing was written, is removed, too. Zeros are
  * fine. */
 void out_lock_release(struct out_lock *lock);

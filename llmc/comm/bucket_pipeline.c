@@ -167,7 +167,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
         if (group_wait(s->group)) status = LOSSYNET_LINK;
         slept += log_seconds() - start;
     }
-    if (s->arriving && s->group->mapped && !status) {
+    if (s->arriving && s->group->peers.mapped && !status) {
         if (group_receive(s->group, w, offset, count)) status = LOSSYNET_LINK;
     } else if (s->arriving) {
         worker_receive(w, s->be, w->comm_params, offset, count);
@@ -229,4 +229,15 @@ void pipeline_broadcast(struct bucket_pipeline *s) {
 void pipeline_finish(struct bucket_pipeline *s, float *const *params) {
     if (s->arriving) move(s, worker_receive, params, false);
     s->arriving = false;
+}
+
+void bucket_needed(struct bucket_hooks *h, int bucket) {
+    if (!h || !h->first) return;
+    const lossynet_status status =
+        pipeline_parameters_needed(h->pipeline, h->worker, bucket, &h->waited);
+    if (status) h->status = status;
+}
+
+void bucket_done(struct bucket_hooks *h, int bucket) {
+    if (h && h->last) pipeline_gradient_done(h->pipeline, h->worker, h->set, bucket);
 }

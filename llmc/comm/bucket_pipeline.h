@@ -98,6 +98,19 @@ void pipeline_broadcast(struct bucket_pipeline *s);
 /* Receives all parameters that have not been received yet. params: the workers' comm_params. */
 void pipeline_finish(struct bucket_pipeline *s, float *const *params);
 
+/* The model calls these in a worker's passes, so that the network works while it computes: before a
+ * bucket's parameters are first read, and as soon as a bucket's gradient is final. NULL: nothing. */
+struct bucket_hooks {
+    const struct bucket_pipeline *pipeline;
+    const struct worker *worker;
+    int set;          /* number of the set of activations */
+    bool first, last; /* of the step's micro-batches */
+    double waited;    /* seconds that the worker waited for parameters */
+    lossynet_status status;
+};
+void bucket_needed(struct bucket_hooks *hooks, int bucket);
+void bucket_done(struct bucket_hooks *hooks, int bucket);
+
 #ifdef __cplusplus
 }
 #endif

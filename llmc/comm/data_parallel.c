@@ -121,19 +121,14 @@ static int open_group(struct data_parallel *d) {
     const struct group group = {.first = first,
                                 .size = size,
                                 .workers = d->workers,
-                                .shares = comm_group(d->options) > 1,
-                                .timeout = d->options->peer_timeout,
                                 .be = d->be,
                                 .layout = d->layout,
                                 .comm = d->comm,
                                 .sets = groups >= threads && !d->be->on_device ? threads : 1,
-                                .placement = &d->placement,
-                                .apart = NULL,
-                                .ones = NULL,
-                                .members = NULL,
-                                .host = NULL};
+                                .placement = &d->placement};
     d->group = group;
-    return group_open(&d->group, &d->world, d->local);
+    return group_open(&d->group, &d->world, d->local, comm_group(d->options) > 1,
+                      d->options->peer_timeout);
 }
 
 void data_parallel_find_shards(const struct data_parallel *d, int owner, struct run *run) {
@@ -164,18 +159,18 @@ static int give_shards(const struct data_parallel *d) {
 static int allocate_workers(struct data_parallel *d) {
     const struct placement *p = &d->placement;
     d->worker = calloc((size_t)d->local, sizeof *d->worker);
-    d->params = calloc((size_t)d->local, sizeof *d->params);
-    d->grads = calloc((size_t)d->local, sizeof *d->grads);
-    d->ahead = calloc((size_t)d->local, sizeof *d->ahead);
+    d->vectors.params = calloc((size_t)d->local, sizeof *d->vectors.params);
+    d->vectors.grads = calloc((size_t)d->local, sizeof *d->vectors.grads);
+    d->vectors.ahead = calloc((size_t)d->local, sizeof *d->vectors.ahead);
     d->run = calloc((size_t)d->local * (size_t)d->layout->buckets, sizeof *d->run);
-    d->whole = (struct run){0, d->layout->count, 0};
-    d->mine = calloc(3 * (size_t)d->local, sizeof *d->mine);
-    d->gathered = calloc(3 * (size_t)d->workers, sizeof *d->gathered);
-    d->news = calloc((size_t)(d->local + d->workers), sizeof *d->news);
-    d->losses = calloc((size_t)d->workers, sizeof *d->losses);
-    d->squares = calloc((size_t)d->workers, sizeof *d->squares);
-    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->run || !d->mine || !d->news ||
-        !d->gathered || !d->losses || !d->squares)
+    d->numbers.mine = calloc(3 * (size_t)d->local, sizeof *d->numbers.mine);
+    d->numbers.gathered = calloc(3 * (size_t)d->workers, sizeof *d->numbers.gathered);
+    d->numbers.news = calloc((size_t)(d->local + d->workers), sizeof *d->numbers.news);
+    d->numbers.losses = calloc((size_t)d->workers, sizeof *d->numbers.losses);
+    d->numbers.squares = calloc((size_t)d->workers, sizeof *d->numbers.squares);
+    if (!d->worker || !d->vectors.params || !d->vectors.grads || !d->vectors.ahead || !d->run ||
+        !d->numbers.mine || !d->numbers.news || !d->numbers.gathered || !d->numbers.losses ||
+        !d->numbers.squares)
         return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
@@ -186,16 +181,16 @@ static int allocate_workers(struct data_parallel *d) {
         if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
             return -1;
         if (p->residual) k->carried = (float)comm_carry(d->options, d->world.ranks, true);
-        d->params[w] = k->comm_params;
-        d->grads[w] = k->comm_grads;
-        d->ahead[w] = k->comm_ahead;
+        d->vectors.params[w] = k->comm_params;
+        d->vectors.grads[w] = k->comm_grads;
+        d->vectors.ahead[w] = k->comm_ahead;
     }
     if (p->copies_bf16 && give_shards(d)) return -1;
-    if (p->borrows) d->model = d->worker[0].grads;
+    if (p->borrows) d->vectors.model = d->worker[0].grads;
     if (!p->gathers) return 0;
     const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
-    d->model = (float *)array_allocate(ARRAY_MODEL, d->memory, p, &sizes);
-    return d->model ? 0 : -1;
+    d->vectors.model = (float *)array_allocate(ARRAY_MODEL, d->vectors.memory, p, &sizes);
+    return d->vectors.model ? 0 : -1;
 }
 
 static int open_pipeline(struct data_parallel *d) {
@@ -231,7 +226,7 @@ static int open_pipeline(struct data_parallel *d) {
 
 int data_parallel_open(struct data_parallel *d) {
     d->local = d->workers / d->world.ranks;
-    d->memory = d->placement.masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
+    d->vectors.memory = d->placement.masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
     return open_comm(d) || open_group(d) || allocate_workers(d) || open_pipeline(d) ||
                    group_open_peers(&d->group, &d->worker[0])
                ? -1
@@ -241,21 +236,22 @@ int data_parallel_open(struct data_parallel *d) {
 void data_parallel_close(struct data_parallel *d) {
     lossynet_close(d->comm); /* first, since it uses memory that is released below */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
-    const bool mapped = d->group.mapped; /* they may still have `weights` open */
+    const bool mapped = d->group.peers.mapped; /* they may still have `weights` open */
     group_close(&d->group);
-    if (d->memory && d->placement.gathers) array_release(ARRAY_MODEL, d->memory, d->model);
+    if (d->vectors.memory && d->placement.gathers)
+        array_release(ARRAY_MODEL, d->vectors.memory, d->vectors.model);
     if (d->be && !mapped) array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights);
     pipeline_close(&d->pipeline);
     free(d->worker);
-    free(d->params);
-    free(d->grads);
-    free(d->ahead);
+    free(d->vectors.params);
+    free(d->vectors.grads);
+    free(d->vectors.ahead);
     free(d->run);
-    free(d->mine);
-    free(d->gathered);
-    free(d->news);
-    free(d->losses);
-    free(d->squares);
+    free(d->numbers.mine);
+    free(d->numbers.gathered);
+    free(d->numbers.news);
+    free(d->numbers.losses);
+    free(d->numbers.squares);
 }
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
@@ -267,13 +263,6 @@ size_t data_parallel_moments(const struct data_parallel *d) {
         if (owned > moments) moments = owned;
     }
     return moments;
-}
-
-int data_parallel_sum(struct data_parallel *d, double *sum) {
-    if (lossynet_all_gather(d->comm, d->mine, d->gathered, sizeof(double))) return -1;
-    *sum = 0;
-    for (int w = 0; w < d->workers; w++) *sum += d->gathered[w];
-    return 0;
 }
 
 int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step) {
@@ -304,20 +293,20 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
 int data_parallel_start(struct data_parallel *d) {
-    pipeline_start(&d->pipeline, d->params);
-    lossynet_start(d->comm, d->params);
+    pipeline_start(&d->pipeline, d->vectors.params);
+    lossynet_start(d->comm, d->vectors.params);
     if (group_wait(&d->group)) return -1;
-    pipeline_receive(&d->pipeline, d->params, false);
+    pipeline_receive(&d->pipeline, d->vectors.params, false);
     return 0;
 }
 
 /* ---- a step ----------------------------------------------------------------------------- */
 
 int data_parallel_begin(struct data_parallel *d, int *step) {
-    if (!d->unfinished) d->finished = log_seconds();
+    if (!d->time.unfinished) d->time.finished = log_seconds();
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     if (!d->pipeline.early) return 0;
-    return lossynet_reduce_begin(d->comm, d->grads, data_parallel_is_lossless(d)) ? -1 : 0;
+    return lossynet_reduce_begin(d->comm, d->vectors.grads, data_parallel_is_lossless(d)) ? -1 : 0;
 }
 
 int data_parallel_micro_batches(const struct data_parallel *d, const struct worker *w,
@@ -333,31 +322,29 @@ struct gradient_place data_parallel_gradient(const struct data_parallel *d, cons
     return group_gradient(&d->group, w, set);
 }
 
-void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w, int set,
-                                 int bucket) {
-    pipeline_gradient_done(&d->pipeline, w, set, bucket);
-}
-
 int data_parallel_tell_losses(struct data_parallel *d) {
-    return lossynet_all_gather_aside(d->comm, d->mine, d->losses, sizeof *d->mine) ? -1 : 0;
+    return lossynet_all_gather_aside(d->comm, d->numbers.mine, d->numbers.losses,
+                                     sizeof *d->numbers.mine)
+               ? -1
+               : 0;
 }
 
 double data_parallel_mean_loss(struct data_parallel *d) {
     double sum = 0;
     int computed = 0;
     for (int w = 0; w < d->workers; w++) {
-        if (d->losses[w] < 0) continue;
-        sum += d->losses[w];
+        if (d->numbers.losses[w] < 0) continue;
+        sum += d->numbers.losses[w];
         computed++;
     }
-    if (computed) d->loss = sum / computed;
-    return d->loss;
+    if (computed) d->numbers.loss = sum / computed;
+    return d->numbers.loss;
 }
 
 int data_parallel_odd_worker(const struct data_parallel *d) {
     int odd = -1;
     for (int w = 0; w < d->workers; w++) {
-        if (isfinite(d->losses[w])) continue;
+        if (isfinite(d->numbers.losses[w])) continue;
         if (odd >= 0) return -1;
         odd = w;
     }
@@ -371,7 +358,7 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
 }
 
 int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news) {
-    struct data_parallel_news *mine = d->news, *all = d->news + d->local;
+    struct data_parallel_news *mine = d->numbers.news, *all = d->numbers.news + d->local;
     for (int w = 0; w < d->local; w++) mine[w] = *news;
     if (lossynet_all_gather(d->comm, mine, all, sizeof *mine)) return -1;
     for (int w = 0; w < d->workers; w++) {
@@ -388,7 +375,7 @@ int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news
 static int average(struct data_parallel *d, float *const *vectors, double start) {
     lossynet_status status = lossynet_reduce(d->comm, vectors, data_parallel_is_lossless(d));
     pipeline_receive(&d->pipeline, vectors, true);
-    d->communicating += log_seconds() - start;
+    d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
 }
 
@@ -399,7 +386,7 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
     size_t count[MOST];
     double sum[MOST];
     const int buckets = d->layout->buckets, shards = d->local * buckets;
-    memset(d->mine, 0, (size_t)d->local * sizeof *d->mine);
+    memset(d->numbers.mine, 0, (size_t)d->local * sizeof *d->numbers.mine);
     for (int first = 0; first < shards; first += MOST) {
         const int n = shards - first < MOST ? shards - first : MOST;
         for (int i = 0; i < n; i++) {
@@ -407,37 +394,39 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
             count[i] = d->run[first + i].count;
         }
         d->be->sums_of_squares(sum, shard, count, n);
-        for (int i = 0; i < n; i++) d->mine[(first + i) / buckets] += sum[i];
+        for (int i = 0; i < n; i++) d->numbers.mine[(first + i) / buckets] += sum[i];
     }
-    if (lossynet_pulse(d->comm, d->mine, d->squares, sizeof *d->mine)) return -1;
+    if (lossynet_pulse(d->comm, d->numbers.mine, d->numbers.squares, sizeof *d->numbers.mine))
+        return -1;
     *norm = 0;
-    for (int w = 0; w < d->workers; w++) *norm += d->squares[w];
+    for (int w = 0; w < d->workers; w++) *norm += d->numbers.squares[w];
     *norm = sqrt(*norm);
     return 0;
 }
 
 int data_parallel_average_gradients(struct data_parallel *d) {
     const double start = log_seconds();
-    pipeline_average_early(&d->pipeline, d->grads, data_parallel_is_lossless(d));
+    pipeline_average_early(&d->pipeline, d->vectors.grads, data_parallel_is_lossless(d));
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     if (group_average(&d->group, &d->worker[0])) return -1;
-    return average(d, d->grads, start);
+    return average(d, d->vectors.grads, start);
 }
 
 int data_parallel_average_models(struct data_parallel *d) {
     const double start = log_seconds();
-    pipeline_send(&d->pipeline, d->params, false);
-    return average(d, d->params, start);
+    pipeline_send(&d->pipeline, d->vectors.params, false);
+    return average(d, d->vectors.params, start);
 }
 
 void data_parallel_update_shards(struct data_parallel *d, struct worker_step step, double norm) {
     const bool leads = comm_leads(d->options, d->workers);
     const double lead = leads ? comm_lead(d->options, d->comm) : 0;
-    d->sent_ahead = lead != 0;
+    d->vectors.sent_ahead = lead != 0;
     lossynet_note_part(d->comm, norm, lead);
     struct lossynet_part part;
     for (int w = 0; w < d->local; w++) /* in a replay, owners may have different leads */
-        d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
+        d->vectors.sent_ahead |=
+            lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* A single worker owns all parameters, so only AdamW changes the weights in use. */
     if (d->workers == 1 || d->placement.copies_bf16) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
@@ -452,13 +441,40 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         for (int b = 0; b < d->layout->buckets; b++) {
             const struct run run = k->run[b];
             worker_update(k, d->be, d->layout, d->options, &step, run);
-            if (d->sent_ahead && step.lead == 0) /* a replayed owner that did not lead */
+            if (d->vectors.sent_ahead && step.lead == 0) /* a replayed owner that did not lead */
                 d->be->copy(k->ahead + run.state, worker_values(k, &run),
                             run.count * sizeof(float));
         }
-        if (d->sent_ahead) worker_send_ahead(k, d->be);
+        if (d->vectors.sent_ahead) worker_send_ahead(k, d->be);
     }
-    lossynet_broadcast_ahead(d->comm, d->sent_ahead ? d->ahead : NULL, lead);
+    lossynet_broadcast_ahead(d->comm, d->vectors.sent_ahead ? d->vectors.ahead : NULL, lead);
+}
+
+struct replica_steps {
+    struct data_parallel *d;
+    struct worker_step step;
+};
+
+static void step_replica(void *context, struct worker *w, int set) {
+    const struct replica_steps *steps = context;
+    const struct data_parallel *d = steps->d;
+    const double norm = sqrt(d->be->sum_of_squares(w->grads, d->layout->count));
+    struct worker_step step = steps->step;
+    (void)set;
+    d->numbers.mine[w - d->worker] = norm / d->workers;
+    step.gradient_scale = worker_clip(d->options, norm);
+    const struct run all = {0, d->layout->count, 0};
+    if (isfinite(norm)) worker_update(w, d->be, d->layout, d->options, &step, all);
+}
+
+int data_parallel_update_replicas(struct data_parallel *d, struct worker_step step, double *norm) {
+    struct replica_steps steps = {d, step};
+    group_work(&d->group, d->worker, d->local, step_replica, &steps);
+    if (lossynet_all_gather(d->comm, d->numbers.mine, d->numbers.gathered, sizeof(double)))
+        return -1;
+    *norm = 0;
+    for (int w = 0; w < d->workers; w++) *norm += d->numbers.gathered[w];
+    return 0;
 }
 
 void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm) {
@@ -472,12 +488,12 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
             worker_update(k, d->be, d->layout, d->options, &step, run);
         }
     }
-    pipeline_send(&d->pipeline, d->params, false); /* drift and evaluation read them */
+    pipeline_send(&d->pipeline, d->vectors.params, false); /* drift and evaluation read them */
 }
 
 int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
     const double start = log_seconds();
-    d->unfinished = true;
+    d->time.unfinished = true;
     pipeline_send(&d->pipeline, vectors, true);
     if (d->pipeline.overlap) pipeline_broadcast(&d->pipeline);
     lossynet_status status =
@@ -487,7 +503,7 @@ int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
         if (!status && group_wait(&d->group)) return -1;
         pipeline_receive(&d->pipeline, vectors, false);
     }
-    d->communicating += log_seconds() - start;
+    d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
 }
 
@@ -495,19 +511,19 @@ int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r) 
     const double start = log_seconds();
     if (lossynet_broadcast_end(d->comm)) return -1;
     if (d->pipeline.overlap && group_wait(&d->group)) return -1;
-    pipeline_finish(&d->pipeline, d->params);
+    pipeline_finish(&d->pipeline, d->vectors.params);
     const double now = log_seconds();
-    r->communication_seconds = d->communicating + now - start;
-    r->seconds = now - d->finished;
-    d->communicating = 0;
-    d->finished = now;
-    return lossynet_report_begin(d->comm, (uint64_t)r->step, d->params) ? -1 : 0;
+    r->communication_seconds = d->time.communicating + now - start;
+    r->seconds = now - d->time.finished;
+    d->time.communicating = 0;
+    d->time.finished = now;
+    return lossynet_report_begin(d->comm, (uint64_t)r->step, d->vectors.params) ? -1 : 0;
 }
 
 int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r) {
     struct lossynet_counters counters;
     struct lossynet_drift drift;
-    d->unfinished = false;
+    d->time.unfinished = false;
     if (lossynet_report_end(d->comm, &counters, &drift)) return -1;
     comm_step_metrics(&counters, r);
     /* The formulas hold only for `lossy`, where each packet that arrives replaces stale values. */

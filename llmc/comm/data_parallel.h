@@ -44,6 +44,28 @@ struct data_parallel_news {
     bool ranks_change; /* --meet: the view ends */
 };
 
+struct data_parallel_vectors {
+    const struct backend *memory; /* where the replicas that are sent and compared lie */
+    float **params, **grads;      /* [local], the workers', as lossynet takes them */
+    float *model;        /* P: the owners' shards put together; N > 1. With masters, a bucket */
+    const float **ahead; /* [local], values that owners broadcast instead of theirs (--lead) */
+    bool sent_ahead;     /* the last broadcast sent `ahead` */
+};
+
+struct data_parallel_numbers {       /* small numbers that ranks exchange */
+    double *mine, *gathered;         /* [3 * local], [3 * N] */
+    struct data_parallel_news *news; /* [local + N] */
+    double *losses;  /* [N], of this step; negative: the worker computed no gradient */
+    double *squares; /* [N], sum of squares of each owner's averaged gradient, last known */
+    double loss;     /* mean, last known */
+};
+
+struct data_parallel_time {
+    double communicating; /* seconds spent waiting since the last step was finished */
+    double finished;      /* when the last step was finished, or this one began after a pause */
+    bool unfinished;      /* a broadcast has begun, and data_parallel_finish_end has not returned */
+};
+
 struct data_parallel {
     /* set by the caller, which owns them */
     const struct options *options;
@@ -58,22 +80,11 @@ struct data_parallel {
     int local;
     struct worker *worker; /* [local] */
     struct group group;
-    float **params, **grads; /* [local], the workers' vectors, as lossynet takes them */
-    const float **ahead;     /* [local], values that owners broadcast instead of theirs (--lead) */
-    bool sent_ahead;         /* the last broadcast sent `ahead` */
+    struct run *run;                 /* [local * buckets]: the shards of local workers */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
-    const struct backend *memory;    /* where the replicas that are sent and compared lie */
-    float *model;            /* P: the owners' shards put together; N > 1. With masters, a bucket */
-    struct run *run;         /* [local * buckets]: the shards of local workers */
-    struct run whole;        /* what a worker that steps alone has moments of */
-    double *mine, *gathered; /* [3 * local], [3 * N]: small numbers that are exchanged */
-    struct data_parallel_news *news; /* [local + N]: the same */
-    double *losses;       /* [N], of this step; negative: the worker computed no gradient */
-    double *squares;      /* [N], sum of squares of each owner's averaged gradient, last known */
-    double loss;          /* mean, last known */
-    double communicating; /* seconds spent waiting since the last step was finished */
-    double finished;      /* when the last step was finished, or this one began after a pause */
-    bool unfinished;      /* a broadcast has begun, and data_parallel_finish_end has not returned */
+    struct data_parallel_vectors vectors;
+    struct data_parallel_numbers numbers;
+    struct data_parallel_time time;
 };
 
 /* Chooses the backend of the run, into d->be and *choice, and checks that hosts have enough memory.
@@ -105,10 +116,6 @@ void data_parallel_find_shards(const struct data_parallel *d, int owner, struct 
 /* The largest number of elements of each moment that any worker keeps. */
 size_t data_parallel_moments(const struct data_parallel *d);
 
-/* Adds up one number of each worker, in order of workers. Each worker's number is in its rank's
- * `mine`. Collective. Returns 0, or -1 after reporting. */
-int data_parallel_sum(struct data_parallel *d, double *sum);
-
 /* Writes the event "links" to rank 0's log (log is NULL on other ranks): the share of packets that
  * was lost between each two workers in `step` steps. Collective. Returns 0, or -1 after
  * reporting. */
@@ -132,13 +139,10 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
  * over the batch. */
 int data_parallel_micro_batches(const struct data_parallel *d, const struct worker *w,
                                 double *counts);
-/* The first function says where to compute a local worker's gradient of 1/G of its loss (group.h)
- * with a set of activations. Call the second when a bucket of it is finished: with overlap, the
- * bucket may be sent from then on. */
+/* Where to compute a local worker's gradient of 1/G of its loss (group.h) with a set of
+ * activations. */
 struct gradient_place data_parallel_gradient(const struct data_parallel *d, const struct worker *w,
                                              int set);
-void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w, int set,
-                                 int bucket);
 /* With --deadline, between steps: waits until all ranks have called it. news: in, this rank's; out,
  * the news of all ranks, and the largest number of steps of any rank, from which all go on. */
 int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news);
@@ -156,6 +160,9 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm);
 int data_parallel_average_models(struct data_parallel *d);
 /* Every owner runs AdamW on its shards of the averaged gradient, which has this norm. */
 void data_parallel_update_shards(struct data_parallel *d, struct worker_step step, double norm);
+/* Every worker runs AdamW on its own gradient, but for those whose norm is not finite. *norm: the mean
+ * over workers. */
+int data_parallel_update_replicas(struct data_parallel *d, struct worker_step step, double *norm);
 /* Every worker runs AdamW on the elements whose averaged gradient it received, and on no others. */
 void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm);
 /* Owners send their shards of the vectors to all workers; with overlap, during the next forward. */

@@ -1,6 +1,7 @@
 /* data_parallel_model.c — see data_parallel_model.h. */
 #include "llmc/comm/data_parallel_model.h"
 
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,16 +32,16 @@ static int gather_buckets(struct data_parallel *d, const struct named_tensor *wa
     size_t offset = 0, count;
     for (int b = 0; b < d->layout->buckets; b++, offset += count) {
         count = d->layout->bucket_elements[b];
-        if (lossynet_gather_bucket(d->comm, d->params, b, d->model)) return -1;
+        if (lossynet_gather_bucket(d->comm, d->vectors.params, b, d->vectors.model)) return -1;
         if (wanted) {
             size_t tensors;
             struct named_tensor *there =
-                param_layout_bucket_tensors(d->layout, b, d->model, &tensors);
-            if (copy_tensors(d->memory, wanted, there, tensors)) return -1;
+                param_layout_bucket_tensors(d->layout, b, d->vectors.model, &tensors);
+            if (copy_tensors(d->vectors.memory, wanted, there, tensors)) return -1;
             continue;
         }
         d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
-                                 d->model, count);
+                                 d->vectors.model, count);
         d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* see d2h_wait */
         d->be->d2h_wait();
     }
@@ -64,12 +65,12 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
     }
     *model = d->worker[0].params;
     if (data_parallel_replicas_are_exact(d)) return 0;
-    *model = d->model;
+    *model = d->vectors.model;
     const size_t P = d->layout->count;
     const bool moves = d->placement.staged;
-    float *host = moves ? host_vector(d->be, d->model, P, false) : d->model;
-    int failed = !host || lossynet_gather_fresh(d->comm, d->params, host) ? -1 : 0;
-    if (moves && !failed) d->be->upload(d->model, host, P * sizeof(float));
+    float *host = moves ? host_vector(d->be, d->vectors.model, P, false) : d->vectors.model;
+    int failed = !host || lossynet_gather_fresh(d->comm, d->vectors.params, host) ? -1 : 0;
+    if (moves && !failed) d->be->upload(d->vectors.model, host, P * sizeof(float));
     if (moves) host_vector_end(d->be, host);
     return failed;
 }
@@ -131,14 +132,14 @@ static int initialise_masters(struct data_parallel *d) {
     for (int b = 0; b < d->layout->buckets; b++, begin += count) {
         const struct run run = w->run[b];
         count = d->layout->bucket_elements[b];
-        if (initial_values(d, b, d->model)) return -1;
+        if (initial_values(d, b, d->vectors.model)) return -1;
         if (run.count)
-            d->be->upload(w->master + run.state, d->model + (run.offset - begin),
+            d->be->upload(w->master + run.state, d->vectors.model + (run.offset - begin),
                           run.count * sizeof(float));
         if (fills && d->placement.copies_bf16)
-            narrow(d, b, (uint16_t *)w->comm_params, d->model, begin);
+            narrow(d, b, (uint16_t *)w->comm_params, d->vectors.model, begin);
         else if (fills)
-            memcpy(w->comm_params + begin, d->model, count * sizeof(float));
+            memcpy(w->comm_params + begin, d->vectors.model, count * sizeof(float));
     }
     return group_wait(&d->group);
 }
@@ -156,55 +157,20 @@ int data_parallel_initialise(struct data_parallel *d) {
     return failed ? -1 : group_wait(&d->group);
 }
 
-/* ---- checkpoints -------------------------------------------------------------------------- */
-
-/* An async_writer_model. */
-static int model_of(void *data_parallel, const struct named_tensor *tensors, size_t count) {
-    return data_parallel_copy_model((struct data_parallel *)data_parallel, tensors, count);
-}
-
-/* Describes the parts of the workers and the comm that a checkpoint holds. */
-static int describe(const struct data_parallel *d, struct resume_run *out) {
-    out->comm = d->comm;
-    out->replicas_are_bf16 = d->placement.copies_bf16;
-    out->products = d->be->product_choices;
-    out->attention = d->be->attention_choice;
-    out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
-    out->ahead = &d->sent_ahead;
-    const struct backend *const of[] = {d->be, d->memory};
-    struct resume_memory *const memory[] = {&out->moments, &out->replicas};
-    for (int i = 0; i < 2; i++) {
-        memory[i]->on_device = of[i]->on_device;
-        memory[i]->upload = of[i]->upload;
-        memory[i]->download = of[i]->download;
-    }
-    out->worker = calloc((size_t)d->local, sizeof *out->worker);
-    if (!out->worker) return log_out_of_memory("the list of workers", 0);
-    for (int w = 0; w < d->local; w++) {
-        const struct worker *k = &d->worker[w];
-        const bool alone = d->placement.steps_alone;
-        const struct resume_worker saved = {
-            .id = k->id,
-            .run = alone ? &d->whole : k->run,
-            .runs = alone ? 1 : (size_t)d->layout->buckets,
-            .owned = alone ? d->layout->count : lossynet_owned_elements(d->comm, k->id),
-            .params = k->params,
-            .m = k->m,
-            .v = k->v,
-            .ahead = k->ahead};
-        out->worker[w] = saved;
-    }
-    return 0;
-}
-
-int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
-                             bool continues, struct resume_run *run, struct async_writer **out) {
-    const struct async_writer_settings settings = {.run = run,
-                                                   .continues = continues,
-                                                   .tokenizer = tokenizer,
-                                                   .model = model_of,
-                                                   .model_context = d};
-    *out = NULL;
-    if (describe(d, run)) return -1;
-    return d->options->out ? async_writer_open(&settings, step, out) : 0;
+struct run_info data_parallel_facts(const struct data_parallel *d) {
+    return (struct run_info){.options = d->options,
+                             .layout = d->layout,
+                             .be = d->be,
+                             .link = lossynet_link_name(d->comm),
+                             .sends = d->pipeline.sends,
+                             .carries = data_parallel_carries(d),
+                             .mapped = d->group.peers.mapped,
+                             .rank = d->world.rank,
+                             .ranks = d->world.ranks,
+                             .workers = d->workers,
+                             .local = d->local,
+                             .threads = omp_get_max_threads(),
+                             .packet_bytes = lossynet_packet_bytes(d->comm),
+                             .packets = lossynet_packets(d->comm),
+                             .moments = data_parallel_moments(d)};
 }

@@ -1,9 +1,8 @@
 /* data_parallel_model.h — the model of a run: its initial values, the owners' shards put together to
- * evaluate, to save and to hand over, and what checkpoints save of the workers. */
+ * evaluate, to save and to hand over, and the facts of the run. */
 #ifndef LLMC_COMM_DATA_PARALLEL_MODEL_H
 #define LLMC_COMM_DATA_PARALLEL_MODEL_H
 
-#include "llmc/checkpoint/async_writer.h"
 #include "llmc/comm/data_parallel.h"
 
 #ifdef __cplusplus
@@ -32,12 +31,9 @@ const weight *data_parallel_weights(struct data_parallel *d, const float *params
 /* Does the same for a worker's replica. */
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w);
 
-/* Fills in *run, which tells checkpoints what to save of the workers and the comm; the caller sets
- * run->facts. With --out, also opens the writer of checkpoints for a run that begins after `step`
- * steps; otherwise *out is NULL. The caller frees run->worker, and keeps *run as long as *out.
- * Returns 0, or -1 after reporting. */
-int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
-                             bool continues, struct resume_run *run, struct async_writer **out);
+/* What a checkpoint, the log and the terminal tell of the run; the caller sets the rest: revision,
+ * faster_in_bf16, batch, seq and train_tokens. */
+struct run_info data_parallel_facts(const struct data_parallel *d);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,7 @@
 #endif
 #include "llmc/comm/group.h"
 
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,7 +20,7 @@ static size_t shared_bytes(const struct group *g, size_t elements) {
 /* The bytes that a member gives: its gradient, and the first member also the replica. */
 static size_t vectors_of(const struct group *g, int place) {
     const size_t gradient =
-        g->mapped ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
+        g->peers.mapped ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
     return shared_bytes(g, (place == 0 ? g->layout->count : 0) +
                                (g->placement->trains ? gradient : 0));
 }
@@ -133,12 +134,13 @@ static int open_peers(const struct group *g, int id, const void *mine, const voi
 static int try_peers(struct group *g, int id) {
     enum { BYTES = 2 << 20 }; /* CUDA shares whole blocks of this size, even for a part of one */
     bool closed;
-    g->peer = calloc((size_t)g->size, sizeof *g->peer);
-    g->replica = calloc((size_t)g->size, sizeof *g->replica);
-    if (!g->peer || !g->replica) return log_out_of_memory("the list of a group's workers", 0);
+    g->peers.grads = calloc((size_t)g->size, sizeof *g->peers.grads);
+    g->peers.replica = calloc((size_t)g->size, sizeof *g->peers.replica);
+    if (!g->peers.grads || !g->peers.replica)
+        return log_out_of_memory("the list of a group's workers", 0);
     void *little = g->be->allocate(BYTES);
-    const int failed = open_peers(g, id, little, g->peer, &g->mapped);
-    close_peers(g, id - g->first, g->peer);
+    const int failed = open_peers(g, id, little, g->peers.grads, &g->peers.mapped);
+    close_peers(g, id - g->first, g->peers.grads);
     if (failed || true_of_all(g, true, &closed)) return -1;
     g->be->release(little); /* no rank has it open any more */
     return 0;
@@ -146,9 +148,9 @@ static int try_peers(struct group *g, int id) {
 
 int group_open_peers(struct group *g, const struct worker *w) {
     bool done;
-    if (!g->mapped) return 0;
-    if (open_peers(g, w->id, w->gradient.first, g->peer, &done)) return -1;
-    if (done && w->weights && open_peers(g, w->id, w->weights, g->replica, &done)) return -1;
+    if (!g->peers.mapped) return 0;
+    if (open_peers(g, w->id, w->gradient.first, g->peers.grads, &done)) return -1;
+    if (done && w->weights && open_peers(g, w->id, w->weights, g->peers.replica, &done)) return -1;
     return done ? 0
                 : log_error("--group %d: the GPU of worker %d cannot read the memory of another "
                             "one's, which it could at first",
@@ -157,18 +159,20 @@ int group_open_peers(struct group *g, const struct worker *w) {
 
 /* ---- open and close ---- */
 
-int group_open(struct group *g, const struct lossynet_world *world, int local) {
+int group_open(struct group *g, const struct lossynet_world *world, int local, bool shares,
+               double timeout) {
     g->slots.count = g->placement->copy_slots;
-    if (!g->shares) return 0;
+    if (!shares) return 0;
     const size_t P = g->layout->count;
-    g->ones = malloc((size_t)g->size * sizeof *g->ones);
-    g->members = malloc((size_t)g->size * sizeof *g->members);
-    if (!g->ones || !g->members) return log_out_of_memory("the list of a group's workers", 0);
-    for (int i = 0; i < g->size; i++) g->ones[i] = 1;
+    g->sum.ones = malloc((size_t)g->size * sizeof *g->sum.ones);
+    g->sum.members = malloc((size_t)g->size * sizeof *g->sum.members);
+    if (!g->sum.ones || !g->sum.members)
+        return log_out_of_memory("the list of a group's workers", 0);
+    for (int i = 0; i < g->size; i++) g->sum.ones[i] = 1;
     if (local == 1) {
         if (g->slots.count && try_peers(g, world->rank)) return -1;
         const size_t bytes = vectors_of(g, world->rank - g->first);
-        if (shared_memory_open(world, g->first, g->size, bytes, g->timeout, &g->host)) return -1;
+        if (shared_memory_open(world, g->first, g->size, bytes, timeout, &g->host)) return -1;
         if (!g->placement->staged) return 0;
         return pin(g) || (g->slots.count && open_sums(g, world->rank - g->first)) ? -1 : 0;
     }
@@ -183,11 +187,11 @@ int group_open(struct group *g, const struct lossynet_world *world, int local) {
 
 void group_close(struct group *g) {
     close_sums(g);
-    free(g->peer), free(g->replica);
+    free(g->peers.grads), free(g->peers.replica);
     for (int e = 0; g->apart && e < g->sets; e++) g->be->release(g->apart[e]);
     free(g->apart);
-    free(g->ones);
-    free(g->members);
+    free(g->sum.ones);
+    free(g->sum.members);
     for (int i = 0; i < g->pinned; i++)
         if (vectors_of(g, i)) g->be->unpin(shared_memory_of(g->host, i));
     shared_memory_close(g->host);
@@ -210,8 +214,9 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
     if (g->host) {
         w->shares = !g->placement->staged, w->shares_comm = true;
         w->comm_params = (float *)shared_memory_of(g->host, 0);
-        w->mapped = g->mapped;
-        if (g->placement->trains && !g->mapped) w->comm_gradient = copy_of(g, w->id - w->group);
+        w->mapped = g->peers.mapped;
+        if (g->placement->trains && !g->peers.mapped)
+            w->comm_gradient = copy_of(g, w->id - w->group);
         w->comm_grads = g->slots.sum ? g->slots.sum : w->comm_gradient.first;
         w->part = g->slots.part, w->parts = g->slots.parts;
         if (w->shares) w->params = w->comm_params, w->grads = w->comm_grads;
@@ -220,6 +225,16 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
         w->params = first->params, w->comm_params = first->comm_params;
         w->grads = first->grads, w->comm_grads = first->comm_grads;
     }
+}
+
+void group_work(const struct group *g, struct worker *worker, int local,
+                void (*work)(void *context, struct worker *w, int set), void *context) {
+    for (int w = 0; w < local && g->sets == 1; w++) work(context, &worker[w], 0);
+    if (g->sets == 1) return;
+#pragma omp parallel for schedule(dynamic) num_threads(g->sets)
+    for (int first = 0; first < local; first += g->size)
+        for (int w = first; w < first + g->size && w < local; w++)
+            work(context, &worker[w], omp_get_thread_num());
 }
 
 struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set) {
@@ -233,13 +248,14 @@ static void add(const struct group *g, float *to, const float *const *from, int 
     const bool pinned =
         g->host && g->placement->staged; /* else vectors are in the backend's memory */
     if (!n) return;
-    if (g->placement->copies_bf16 && g->mapped)
-        g->be->rounded_sum_pinned((uint16_t *)to, from, g->ones, count, n, n);
+    if (g->placement->copies_bf16 && g->peers.mapped)
+        g->be->rounded_sum_pinned((uint16_t *)to, from, g->sum.ones, count, n, n);
     else if (g->placement->copies_bf16)
-        g->be->rounded_sum_pinned_bf16((uint16_t *)to, (const uint16_t *const *)from, g->ones,
+        g->be->rounded_sum_pinned_bf16((uint16_t *)to, (const uint16_t *const *)from, g->sum.ones,
                                        count, n, n);
     else
-        (pinned ? g->be->weighted_sum_pinned : g->be->weighted_sum)(to, from, g->ones, count, n, n);
+        (pinned ? g->be->weighted_sum_pinned : g->be->weighted_sum)(to, from, g->sum.ones, count, n,
+                                                                    n);
 }
 
 bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket) {
@@ -262,13 +278,13 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
         if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
         lossynet_shard(g->comm, owner, bucket, &offset, &count);
         const size_t at = param_layout_gradient_at(
-            g->layout, g->mapped ? &w->gradient : &w->comm_gradient, offset);
+            g->layout, g->peers.mapped ? &w->gradient : &w->comm_gradient, offset);
         for (int i = 0; i < g->size; i++)
-            g->members[i] =
-                g->mapped
-                    ? (const float *)g->peer[i] + at
+            g->sum.members[i] =
+                g->peers.mapped
+                    ? (const float *)g->peers.grads[i] + at
                     : (const float *)((const char *)copy_of(g, i).first + shared_bytes(g, at));
-        add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
+        add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->sum.members, g->size,
             count);
     }
     if (g->placement->staged) g->be->pinned_sums_end();
@@ -338,7 +354,7 @@ static size_t begin_of_part(const struct group *g, size_t count, int i) {
 
 int group_receive(const struct group *g, const struct worker *w, size_t offset, size_t count) {
     const int place = w->id - w->group;
-    if (!g->mapped || !w->weights) {
+    if (!g->peers.mapped || !w->weights) {
         worker_receive(w, g->be, w->comm_params, offset, count);
         return 0;
     }
@@ -351,7 +367,7 @@ int group_receive(const struct group *g, const struct worker *w, size_t offset, 
         const size_t begin = begin_of_part(g, count, i), end = begin_of_part(g, count, i + 1);
         const size_t at = (offset + begin) * g->be->weight_bytes;
         if (i != place && begin < end)
-            g->be->peer_async((char *)w->weights + at, (const char *)g->replica[i] + at,
+            g->be->peer_async((char *)w->weights + at, (const char *)g->peers.replica[i] + at,
                               (end - begin) * g->be->weight_bytes);
     }
     return 0;

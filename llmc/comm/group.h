@@ -41,6 +41,17 @@ struct group_slots {
     int parts, pinned;
 };
 
+struct group_sum {
+    float *ones;           /* [size], its weights */
+    const float **members; /* [size], the vectors that are added */
+};
+
+struct group_peers {
+    bool
+        mapped; /* each member's device reads the gradients of all, and replicas with masters ... */
+    const void **grads, **replica; /* ... here: [size], addresses for operations, or NULL */
+};
+
 struct group {
     /* The first worker of the first local worker's group, and the number of workers in that group,
      * which no other group of this rank exceeds; workers: N. */
@@ -48,28 +59,24 @@ struct group {
     const struct backend *be;
     const struct param_layout *layout;
     struct lossynet_comm *comm; /* knows the owners; set by the caller before group_open */
-    bool shares;                /* --group; true also if the last group has only one worker */
     int pinned;                 /* number of members whose memory is pinned */
     int sets; /* of activations, one for each thread that computes whole groups; 1: workers take
                                    turns, and each uses all threads */
     float **apart; /* [sets], of P elements: gradients of members other than the first, or NULL */
-    float *ones;   /* [size], the weights of a sum */
-    const float **members;      /* [size], the vectors that are added */
+    struct group_sum sum;
     struct shared_memory *host; /* of a rank with one member; else NULL */
-    double timeout; /* seconds without a sign of life of another rank (--peer-timeout) */
     const struct placement *placement;
     bool early; /* lossynet_reduce_begin was called: a bucket is sent once it is added */
-    /* Each member's device reads what all members have: the gradients in `peer`, and the replicas
-     * of workers with masters in `replica`. [size], addresses for operations, or NULL. */
-    bool mapped;
-    const void **peer, **replica;
+    struct group_peers peers;
     struct group_slots slots;
 };
 
-/* Opens the group. The caller has set first, size, workers, shares, be, layout, comm, sets and
- * placement. `local`: workers of this rank. Collective. Returns 0, or -1 after
- * reporting; the caller closes it in both cases. */
-int group_open(struct group *g, const struct lossynet_world *world, int local);
+/* Opens the group. The caller has set first, size, workers, be, layout, comm, sets and placement.
+ * local: workers of this rank. shares: --group; true also if the last group has only one worker.
+ * timeout: seconds without a sign of life of another rank (--peer-timeout). Collective. Returns 0, or -1
+ * after reporting; the caller closes it in both cases. */
+int group_open(struct group *g, const struct lossynet_world *world, int local, bool shares,
+               double timeout);
 void group_close(struct group *g);
 
 /* Sets the vectors that local worker i shares, which are the first member's or lie in memory that
@@ -79,6 +86,11 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i);
 /* With `mapped`, opens the gradients and replicas of the other members. Call it when this worker's
  * are allocated. Collective. Returns 0, or -1 after reporting. */
 int group_open_peers(struct group *g, const struct worker *w);
+
+/* Calls work(context, worker, set) for each of the local workers, with the number of a set of
+ * activations: with several sets each thread takes whole groups, else workers take turns. */
+void group_work(const struct group *g, struct worker *worker, int local,
+                void (*work)(void *context, struct worker *w, int set), void *context);
 
 /* Where to compute a member's gradient with a set of activations. */
 struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set);

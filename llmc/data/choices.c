@@ -297,10 +297,29 @@ int choices_longest(const struct choices *c) {
     return longest - 1;
 }
 
-struct choices_row choices_row(const struct choices *c, int question, int ending) {
-    const struct row *r = &c->question[question]->row[ending];
-    const struct choices_row row = {r->tokens, r->count, r->scored, r->characters};
-    return row;
+int choices_write(const struct choices *c, int question, int first, int B, int32_t *tokens,
+                  int32_t *targets) {
+    const struct row *row = &c->question[question]->row[first];
+    int T = 0;
+    for (int b = 0; b < B; b++) T = row[b].count - 1 > T ? row[b].count - 1 : T;
+    memset(tokens, 0, (size_t)(B * T) * sizeof *tokens);
+    memset(targets, 0, (size_t)(B * T) * sizeof *targets);
+    for (int b = 0; b < B; b++) {
+        const size_t bytes = (size_t)(row[b].count - 1) * sizeof *tokens;
+        memcpy(tokens + b * T, row[b].tokens, bytes);
+        memcpy(targets + b * T, row[b].tokens + 1, bytes);
+    }
+    return T;
+}
+
+void choices_read(const struct choices *c, int question, int first, int B, int T,
+                  const float *found, double *losses) {
+    const struct row *row = &c->question[question]->row[first];
+    for (int b = 0; b < B; b++) {
+        const int end = b * T + row[b].count - 1;
+        losses[first + b] = 0;
+        for (int i = end - row[b].scored; i < end; i++) losses[first + b] += found[i];
+    }
 }
 
 /* ---- judging ------------------------------------------------------------------------------------ */

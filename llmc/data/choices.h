@@ -41,13 +41,14 @@ int choices_longest(const struct choices *choices);      /* tokens of a row, wit
 int choices_most_endings(const struct choices *choices); /* of a question */
 int choices_endings(const struct choices *choices, int question);
 
-/* Context and ending `ending` of a question. The last `scored` of `count` tokens are the ending. */
-struct choices_row {
-    const int32_t *tokens;
-    int count, scored;
-    double characters; /* of the ending, without the space before it; 0: llm.c's file has no text */
-};
-struct choices_row choices_row(const struct choices *choices, int question, int ending);
+/* Writes the rows of B endings of a question, from `first` on: tokens, and the targets one place on.
+ * Returns T, the length of the longest; (B, T) tokens are written, and zeros behind shorter rows, on
+ * which nothing that is scored depends. */
+int choices_write(const struct choices *choices, int question, int first, int B, int32_t *tokens,
+                  int32_t *targets);
+/* Takes the losses (B, T) of these rows: losses[e] is the sum over the tokens of ending e. */
+void choices_read(const struct choices *choices, int question, int first, int B, int T,
+                  const float *found, double *losses);
 
 /* Adds a question to the result, which starts with zeros. losses[e]: the sum of the losses of the
  * tokens of ending e. */

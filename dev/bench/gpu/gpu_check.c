@@ -230,7 +230,8 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     if (prepare(&t, true)) return -1;
     if (data_parallel_start(&t.dp)) return -1;
     for (t.run.at.step = 0; t.run.at.step < o.steps; t.run.at.step++) {
-        if (training_step(&t, t.run.at.step) || (t.dp.unfinished && finish_step(&t))) return -1;
+        if (training_step(&t, t.run.at.step) || (t.dp.time.unfinished && finish_step(&t)))
+            return -1;
         t.run.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
         if (world->rank) continue;
         out->loss[t.run.at.step] = t.record.loss;

@@ -162,11 +162,10 @@ static lossynet_status open_group(struct bench *b) {
     b->group.layout = &b->layout;
     b->group.comm = b->comm;
     b->worker.id = b->world.rank;
-    b->group.shares = true;
     b->group.first = b->world.rank - b->world.rank % b->group.size;
     b->group.placement = &b->placement;
     b->placement.trains = true;
-    if (group_open(&b->group, &b->world, 1)) return LOSSYNET_NO_MEMORY;
+    if (group_open(&b->group, &b->world, 1, true, 0)) return LOSSYNET_NO_MEMORY;
     b->group.early = lossynet_overlaps(b->comm); /* as the trainer does */
     group_share_vectors(&b->group, &b->worker, 0);
     b->vector = b->worker.grads;

@@ -1,6 +1,5 @@
-/* resume_state.c — copies a rank's share of a run's state for a checkpoint, and reads it from one.
- * The tensors are listed in resume.h. */
-#include "llmc/checkpoint/resume.h"
+/* saved_state.c — see saved_state.h. The tensors are listed in resume.h. */
+#include "llmc/comm/saved_state.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,24 +8,46 @@
 
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/log/error.h"
+#include "llmc/backend/host_vector.h"
+#include "llmc/checkpoint/resume.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/options/options_table.h"
 #include "llmc/util/bf16.h"
 
 /* ---- runs ------------------------------------------------------------------------------- */
 
+static bool
+own_replicas(const struct data_parallel *d) { /* all elements may differ from the model */
+    return d->options->algorithm == ALGORITHM_NAIVE;
+}
+
+struct moments { /* what a worker has moments of: its shards, or all parameters */
+    struct run whole;
+    const struct run *run;
+    size_t runs, elements;
+};
+
+static void find_moments(const struct data_parallel *d, const struct worker *w,
+                         struct moments *out) {
+    const bool alone = d->placement.steps_alone;
+    out->whole = (struct run){0, d->layout->count, 0};
+    out->run = alone ? &out->whole : w->run;
+    out->runs = alone ? 1 : (size_t)d->layout->buckets;
+    out->elements = alone ? d->layout->count : w->owned;
+}
+
 /* The runs in which a replica differs from the model: the gaps between fresh runs, or
  * everything. The caller frees *list. Returns 0, or -1 if out of memory. */
-static int stale_runs(const struct resume_run *r, int worker, struct run **list, size_t *runs,
+static int stale_runs(const struct data_parallel *d, int worker, struct run **list, size_t *runs,
                       size_t *elements) {
-    const size_t P = r->facts.layout->count;
+    const size_t P = d->layout->count;
     size_t cursor = 0, offset = 0, count = 0, end = 0, room = 0;
     *list = NULL;
     *runs = *elements = 0;
     for (bool more = true; more;) {
-        more = !r->own_replicas && r->facts.workers > 1 &&
-               lossynet_next_fresh(r->comm, worker, &cursor, &offset, &count);
-        if (r->facts.workers == 1) end = P; /* the only replica equals the model */
+        more = !own_replicas(d) && d->workers > 1 &&
+               lossynet_next_fresh(d->comm, worker, &cursor, &offset, &count);
+        if (d->workers == 1) end = P; /* the only replica equals the model */
         const struct run gap = {end, (more ? offset : P) - end, *elements};
         end = offset + count;
         if (!gap.count) continue;
@@ -44,75 +65,22 @@ static int stale_runs(const struct resume_run *r, int worker, struct run **list,
     return 0;
 }
 
-/* ---- runs of a device's vector ---------------------------------------------------------- */
-
-/* A device's vector is copied in windows of this many elements, because one call per packet
- * would take longer than copying its bytes. Windows without any run are skipped. */
-enum { WINDOW = 1 << 17 };
-
-struct window {
-    float *host, *device; /* the part of the vector `device` that is in `host` */
-    size_t first, count, total;
-};
-
-/* Moves to the window that begins at element `at`, unless `at` is in the current window. Returns
- * how many elements of a run of `count` from there lie in the window, and where. `back`: the
- * window that is left is uploaded. */
-static size_t window_at(const struct resume_run *r, struct window *w, size_t at, size_t count,
-                        bool back, float **place) {
-    if (at >= w->first + w->count) {
-        if (back && w->count)
-            r->replicas.upload(w->device + w->first, w->host, w->count * sizeof(float));
-        w->first = at;
-        w->count = w->total - at < WINDOW ? w->total - at : WINDOW;
-        r->replicas.download(w->host, w->device + w->first, w->count * sizeof(float));
-    }
-    size_t there = w->first + w->count - at;
-    *place = w->host + (at - w->first);
-    return there < count ? there : count;
-}
-
-/* Copies the values of a run from the vector to where they begin in `values`, or, with `back`, from
- * there to the vector. */
-static void window_run(const struct resume_run *r, struct window *w, struct run run, char *values,
-                       bool back) {
-    values += run.state * sizeof(float);
-    while (run.count > 0) {
-        float *place;
-        const size_t n = window_at(r, w, run.offset, run.count, back, &place);
-        if (back)
-            memcpy(place, values, n * sizeof(float));
-        else
-            memcpy(values, place, n * sizeof(float));
-        values += n * sizeof(float);
-        run.offset += n;
-        run.count -= n;
-    }
-}
-
-static int window_open(const struct resume_run *r, float *vector, struct window *w) {
-    *w = (struct window){malloc(WINDOW * sizeof(float)), vector, 0, 0, r->facts.layout->count};
-    return w->host ? 0 : log_out_of_memory("a part of a replica", WINDOW * sizeof(float));
-}
-
-static void window_close(const struct resume_run *r, struct window *w, bool back) {
-    if (back && w->count)
-        r->replicas.upload(w->device + w->first, w->host, w->count * sizeof(float));
-    free(w->host);
-}
-
 /* The next two functions copy n elements from `offset` of a replica in host memory, or to it. */
-static void read_replica(const struct resume_run *r, float *to, const float *params, size_t offset,
-                         size_t n) {
-    if (!r->replicas_are_bf16) return r->replicas.download(to, params + offset, n * sizeof *to);
-    const uint16_t *from = (const uint16_t *)params + offset;
-    for (size_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
+static void read_replica(const struct data_parallel *d, float *to, const float *replica,
+                         size_t offset, size_t n) {
+    const uint16_t *from = (const uint16_t *)replica + offset;
+    if (!d->placement.copies_bf16)
+        memcpy(to, replica + offset, n * sizeof *to);
+    else
+        for (size_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
 }
 
-static void write_replica(const struct resume_run *r, float *params, size_t offset,
+static void write_replica(const struct data_parallel *d, float *replica, size_t offset,
                           const char *from, size_t n) {
-    if (!r->replicas_are_bf16) return r->replicas.upload(params + offset, from, n * sizeof(float));
-    lossynet_narrow_parameters(r->comm, (uint16_t *)params + offset, from, offset, n);
+    if (d->placement.copies_bf16)
+        lossynet_narrow_parameters(d->comm, (uint16_t *)replica + offset, from, offset, n);
+    else
+        memcpy(replica + offset, from, n * sizeof *replica);
 }
 
 /* ---- saving ----------------------------------------------------------------------------- */
@@ -132,66 +100,60 @@ static bool add_table(struct snapshot *out, const char *name, int worker, const 
 }
 
 /* Adds values that a worker has of the runs that it owns. */
-static void add_owned(const struct resume_run *r, const struct resume_worker *w, const char *name,
-                      const float *values, struct snapshot *out) {
-    void *copy = snapshot_add(out, "F32", w->owned, 0, name, w->id);
-    if (copy) r->moments.download(copy, values, w->owned * sizeof(float));
+static void add_owned(const struct data_parallel *d, const struct worker *w, const char *name,
+                      const float *values, size_t elements, struct snapshot *out) {
+    void *copy = snapshot_add(out, "F32", elements, 0, name, w->id);
+    if (copy) d->be->download(copy, values, elements * sizeof(float));
 }
 
-static int add_replica(const struct resume_run *r, const struct resume_worker *w,
+static int add_replica(const struct data_parallel *d, const struct worker *w,
                        struct snapshot *out) {
     struct run *list;
-    struct window window;
     size_t runs, elements;
-    if (stale_runs(r, w->id, &list, &runs, &elements)) return -1;
+    if (stale_runs(d, w->id, &list, &runs, &elements)) return -1;
     const bool table = add_table(out, "worker.%d.stale", w->id, list, runs);
     float *values = snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
-    int status = 0;
-    if (!table || !values) {
-        free(list);
-        return 0;
-    }
-    if (r->replicas.on_device) {
-        status = window_open(r, w->params, &window);
-        for (size_t i = 0; i < runs && !status; i++)
-            window_run(r, &window, list[i], (char *)values, false);
-        window_close(r, &window, false);
-    } else {
+    float *replica = NULL;
+    if (table && values && runs)
+        replica = host_vector(d->vectors.memory, w->params, d->layout->count, true);
+    const int status = table && values && runs && !replica ? -1 : 0;
 #pragma omp parallel for if (runs > 64)
-        for (size_t i = 0; i < runs; i++)
-            read_replica(r, values + list[i].state, w->params, list[i].offset, list[i].count);
-    }
+    for (size_t i = 0; i < (replica ? runs : 0); i++)
+        read_replica(d, values + list[i].state, replica, list[i].offset, list[i].count);
+    if (replica) host_vector_end(d->vectors.memory, replica);
     free(list);
     return status;
 }
 
-static void add_network(const struct resume_run *r, int worker, struct snapshot *out) {
-    size_t bytes = lossynet_state_bytes(r->comm, worker);
+static void add_network(const struct data_parallel *d, int worker, struct snapshot *out) {
+    size_t bytes = lossynet_state_bytes(d->comm, worker);
     void *state = worker == LOSSYNET_ALL_WORKERS
                       ? snapshot_add(out, "U8", bytes, 0, "network")
                       : snapshot_add(out, "U8", bytes, 0, "worker.%d.network", worker);
-    if (state) lossynet_state_save(r->comm, worker, state);
+    if (state) lossynet_state_save(d->comm, worker, state);
 }
 
-static int add_all(const struct resume_run *r, struct snapshot *out) {
-    if (r->facts.rank == 0) add_network(r, LOSSYNET_ALL_WORKERS, out);
-    for (int i = 0; i < r->facts.local; i++) {
-        const struct resume_worker *w = &r->worker[i];
-        add_table(out, "worker.%d.owned", w->id, w->run, w->runs);
-        add_owned(r, w, "worker.%d.m", w->m, out);
-        add_owned(r, w, "worker.%d.v", w->v, out);
-        if (*r->ahead) add_owned(r, w, "worker.%d.ahead", w->ahead, out);
-        add_network(r, w->id, out);
-        if (add_replica(r, w, out)) return -1;
+static int add_all(const struct data_parallel *d, struct snapshot *out) {
+    if (d->world.rank == 0) add_network(d, LOSSYNET_ALL_WORKERS, out);
+    for (int i = 0; i < d->local; i++) {
+        const struct worker *w = &d->worker[i];
+        struct moments mine;
+        find_moments(d, w, &mine);
+        add_table(out, "worker.%d.owned", w->id, mine.run, mine.runs);
+        add_owned(d, w, "worker.%d.m", w->m, mine.elements, out);
+        add_owned(d, w, "worker.%d.v", w->v, mine.elements, out);
+        if (d->vectors.sent_ahead) add_owned(d, w, "worker.%d.ahead", w->ahead, mine.elements, out);
+        add_network(d, w->id, out);
+        if (add_replica(d, w, out)) return -1;
     }
     return 0;
 }
 
-int resume_snapshot(const struct resume_run *r, struct snapshot *out) {
+int saved_state_copy(const struct data_parallel *d, struct snapshot *out) {
     snapshot_measure(out);
-    int status = add_all(r, out);
+    int status = add_all(d, out);
     if (!status) status = snapshot_allocate(out);
-    return status ? status : add_all(r, out);
+    return status ? status : add_all(d, out);
 }
 
 /* ---- reading ---------------------------------------------------------------------------- */
@@ -281,23 +243,26 @@ static int get_table(const struct source *s, int worker, const char *what, size_
 
 /* Copies to a worker's moments the elements that a saved worker has. Returns their number, or -1
  * after reporting. */
-static int64_t take_moments(const struct resume_run *r, const struct source *s, int from,
-                            const struct resume_worker *w) {
+static int64_t take_moments(const struct data_parallel *d, const struct source *s, int from,
+                            const struct worker *w) {
+    struct moments mine;
     struct table table;
     size_t elements, i = 0, before = 0, taken = 0;
-    if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;
+    find_moments(d, w, &mine);
+    if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
     const struct safetensors_view *sm = get(s, from, "m", "F32", (int64_t)elements, 0);
     const struct safetensors_view *sv = sm ? get(s, from, "v", "F32", (int64_t)elements, 0) : NULL;
     if (!sv) return -1;
     for (size_t k = 0; k < table.runs; k++) {
         const struct run theirs = run_at(&table, k, &before);
-        while (i < w->runs && w->run[i].offset + w->run[i].count <= theirs.offset) i++;
-        for (size_t j = i; j < w->runs && w->run[j].offset < theirs.offset + theirs.count; j++) {
-            const struct run both = run_common(w->run[j], theirs);
+        while (i < mine.runs && mine.run[i].offset + mine.run[i].count <= theirs.offset) i++;
+        for (size_t j = i; j < mine.runs && mine.run[j].offset < theirs.offset + theirs.count;
+             j++) {
+            const struct run both = run_common(mine.run[j], theirs);
             const size_t at = (theirs.state + (both.offset - theirs.offset)) * sizeof(float);
             const size_t bytes = both.count * sizeof(float);
-            r->moments.upload(w->m + both.state, (const char *)sm->data + at, bytes);
-            r->moments.upload(w->v + both.state, (const char *)sv->data + at, bytes);
+            d->be->upload(w->m + both.state, (const char *)sm->data + at, bytes);
+            d->be->upload(w->v + both.state, (const char *)sv->data + at, bytes);
             taken += both.count;
         }
     }
@@ -305,73 +270,73 @@ static int64_t take_moments(const struct resume_run *r, const struct source *s, 
 }
 
 /* Reads moments from all saved workers, or from one if each has moments of everything. */
-static int load_moments(const struct resume_run *r, const struct source *s, bool saved_whole,
-                        const struct resume_worker *w) {
+static int load_moments(const struct data_parallel *d, const struct source *s, bool saved_whole,
+                        const struct worker *w) {
     int64_t taken = 0;
     int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
     for (int from = first; from <= last; from++) {
-        int64_t n = take_moments(r, s, from, w);
+        int64_t n = take_moments(d, s, from, w);
         if (n < 0) return -1;
         taken += n;
     }
-    if ((size_t)taken == w->owned) return 0;
+    const size_t needed = d->placement.steps_alone ? d->layout->count : w->owned;
+    if ((size_t)taken == needed) return 0;
     return log_error("'%s' has moments of %lld of the %zu parameters that worker %d needs",
-                     s->directory, (long long)taken, w->owned, w->id);
+                     s->directory, (long long)taken, needed, w->id);
 }
 
 /* Writes the values of all runs of a table to a replica. */
-static int load_values(const struct resume_run *r, const struct table *table,
-                       const struct safetensors_view *values, const struct resume_worker *w) {
-    struct window window = {NULL, NULL, 0, 0, 0};
+static int load_values(const struct data_parallel *d, const struct table *table,
+                       const struct safetensors_view *values, const struct worker *w) {
+    const size_t P = d->layout->count;
     size_t before = 0;
-    if (r->replicas.on_device && window_open(r, w->params, &window)) return -1;
+    float *replica = host_vector(d->vectors.memory, w->params, P, true);
+    if (!replica) return -1;
     for (size_t i = 0; i < table->runs; i++) {
         const struct run run = run_at(table, i, &before);
-        if (r->replicas.on_device)
-            window_run(r, &window, run, (char *)values->data, true);
-        else
-            write_replica(r, w->params, run.offset,
-                          (const char *)values->data + run.state * sizeof(float), run.count);
+        write_replica(d, replica, run.offset,
+                      (const char *)values->data + run.state * sizeof(float), run.count);
     }
-    if (r->replicas.on_device) window_close(r, &window, true);
+    if (replica != w->params) d->vectors.memory->upload(w->params, replica, P * sizeof *replica);
+    host_vector_end(d->vectors.memory, replica);
     return 0;
 }
 
 /* Reads the values that the last broadcast of the other workers sent, if they were ahead of the
  * model: a replica holds them, except where it is stale. */
-static int load_ahead(const struct resume_run *r, const struct source *s,
-                      const struct resume_worker *w) {
+static int load_ahead(const struct data_parallel *d, const struct source *s,
+                      const struct worker *w) {
     for (int from = 0; from < s->workers; from++) {
         struct table table;
         size_t elements;
         char name[64];
         snprintf(name, sizeof name, "worker.%d.ahead", from);
-        if (from == w->id || !lossynet_is_partner_of(r->comm, w->id, from) ||
+        if (from == w->id || !lossynet_is_partner_of(d->comm, w->id, from) ||
             !safetensors_find(s->file[from / (s->workers / s->ranks)], name))
             continue;
-        if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;
+        if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
         const struct safetensors_view *ahead = get(s, from, "ahead", "F32", (int64_t)elements, 0);
-        if (!ahead || load_values(r, &table, ahead, w)) return -1;
+        if (!ahead || load_values(d, &table, ahead, w)) return -1;
     }
     return 0;
 }
 
-static int load_replica(const struct resume_run *r, const struct source *s,
-                        const struct resume_worker *w) {
+static int load_replica(const struct data_parallel *d, const struct source *s,
+                        const struct worker *w) {
     struct table table;
     size_t elements;
-    if (get_table(s, w->id, "stale", r->facts.layout->count, &table, &elements)) return -1;
+    if (get_table(s, w->id, "stale", d->layout->count, &table, &elements)) return -1;
     const struct safetensors_view *values = get(s, w->id, "replica", "F32", (int64_t)elements, 0);
-    return values ? load_values(r, &table, values, w) : -1;
+    return values ? load_values(d, &table, values, w) : -1;
 }
 
 /* Loads the network's state. *fits: whether it was saved by a network with the same shape. */
-static int load_network(const struct resume_run *r, const struct source *s, int worker,
+static int load_network(const struct data_parallel *d, const struct source *s, int worker,
                         bool *fits) {
     bool all = worker == LOSSYNET_ALL_WORKERS;
     const struct safetensors_view *state = get(s, all ? -1 : worker, "network", "U8", -1, 0);
     if (!state) return -1;
-    *fits = lossynet_state_load(r->comm, worker, state->data, state->bytes);
+    *fits = lossynet_state_load(d->comm, worker, state->data, state->bytes);
     return 0;
 }
 
@@ -474,7 +439,7 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
 /* ---- loading ---------------------------------------------------------------------------- */
 
 /* Verifies checksums. Files are distributed over the ranks, so that each file is read once. */
-static int verify(const struct resume_run *r, const char *directory, const json_t *saved) {
+static int verify(const struct data_parallel *d, const char *directory, const json_t *saved) {
     const char *name;
     json_t *entry;
     int i = 0;
@@ -482,7 +447,7 @@ static int verify(const struct resume_run *r, const char *directory, const json_
         char path[FILE_PATH_BYTES], found[CHECKSUM_TEXT_BYTES];
         uint64_t bytes;
         const char *said = json_string_value(json_object_get(entry, "xxh128"));
-        if (i++ % r->facts.ranks != r->facts.rank) continue;
+        if (i++ % d->world.ranks != d->world.rank) continue;
         if (file_join(path, directory, name) || checksum_file(path, found, &bytes)) return -1;
         if (!said || strcmp(said, found) != 0)
             return log_error("'%s' is damaged: its checksum is %s, trainer.json says %.40s; resume "
@@ -492,68 +457,68 @@ static int verify(const struct resume_run *r, const char *directory, const json_
     return 0;
 }
 
-static int load(const struct resume_run *r, const struct source *s, const json_t *saved,
+static int load(const struct data_parallel *d, const struct source *s, const json_t *saved,
                 json_t *differences) {
     const char *was =
         json_string_value(json_object_get(json_object_get(saved, "options"), "algorithm"));
-    const char *is = algorithm_names[r->facts.options->algorithm];
-    const bool same = was && strcmp(was, is) == 0 && s->workers == r->facts.workers;
+    const char *is = algorithm_names[d->options->algorithm];
+    const bool same = was && strcmp(was, is) == 0 && s->workers == d->workers;
     const bool saved_whole = was && (!strcmp(was, "rps") || !strcmp(was, "naive"));
     bool fits = true, drift_fits = false;
     int status = 0;
-    for (int i = 0; i < r->facts.local && !status; i++) {
-        const struct resume_worker *w = &r->worker[i];
-        status = load_moments(r, s, saved_whole, w);
+    for (int i = 0; i < d->local && !status; i++) {
+        const struct worker *w = &d->worker[i];
+        status = load_moments(d, s, saved_whole, w);
         if (status || !same) continue;
-        status = load_network(r, s, w->id, &fits);
-        if (!status && fits) status = load_ahead(r, s, w);
-        if (!status && (fits || r->own_replicas)) status = load_replica(r, s, w);
+        status = load_network(d, s, w->id, &fits);
+        if (!status && fits) status = load_ahead(d, s, w);
+        if (!status && (fits || own_replicas(d))) status = load_replica(d, s, w);
     }
-    if (!status && same) status = load_network(r, s, LOSSYNET_ALL_WORKERS, &drift_fits);
-    if (s->workers != r->facts.workers)
+    if (!status && same) status = load_network(d, s, LOSSYNET_ALL_WORKERS, &drift_fits);
+    if (s->workers != d->workers)
         differ(differences,
                "%d workers were %d: moments are distributed again, data goes on at "
                "the same sequence",
-               r->facts.workers, s->workers);
+               d->workers, s->workers);
     if (!same || !fits) differ(differences, "every replica starts as the model, ages at 0");
     if (!drift_fits) differ(differences, "the history of the drift sample starts again");
     return status;
 }
 
-static void show(const struct resume_run *r, const char *directory, int step,
+static void show(const struct data_parallel *d, const char *directory, int step,
                  const json_t *differences) {
     size_t i;
     json_t *line;
-    if (r->facts.rank > 0 || r->facts.options->quiet) return;
+    if (d->world.rank > 0 || d->options->quiet) return;
     printf("resumed from %s after %d steps%s\n", directory, step,
            json_array_size(differences) ? "; cannot be identical:" : ", bit for bit");
     json_array_foreach(differences, i, line) printf("  %s\n", json_string_value(line));
     fflush(stdout);
 }
 
-int resume_load(const struct resume_run *r, const char *directory, const json_t *saved,
-                struct jsonl *log) {
+int saved_state_load(const struct data_parallel *d, const struct run_info *facts,
+                     const char *directory, const json_t *saved, struct jsonl *log) {
     const int step = (int)json_integer_value(json_object_get(saved, "step"));
     const json_int_t parameters = json_integer_value(json_object_get(saved, "parameters"));
     struct resume_point nowhere;
     struct source source;
     memset(&nowhere, 0, sizeof nowhere);
-    if (parameters != (json_int_t)r->facts.layout->count)
+    if (parameters != (json_int_t)d->layout->count)
         return log_error("'%s' was saved with %lld parameters, config.json makes it %zu", directory,
-                         (long long)parameters, r->facts.layout->count);
-    if (verify(r, directory, saved)) return -1;
-    json_t *differences = json_array(), *now = resume_describe(r, &nowhere);
+                         (long long)parameters, d->layout->count);
+    if (verify(d, directory, saved)) return -1;
+    json_t *differences = json_array(), *now = resume_describe(facts, &nowhere);
     int status = source_open(&source, directory, saved);
     if (!status) {
         compare_options(differences, saved, now);
-        if (r->facts.ranks > 1 && strcmp(r->facts.link, "udp") == 0)
+        if (d->world.ranks > 1 && strcmp(lossynet_link_name(d->comm), "udp") == 0)
             differ(differences, "over --link udp the network decides what else is lost");
-        status = load(r, &source, saved, differences);
+        status = load(d, &source, saved, differences);
     }
     source_close(&source);
     json_decref(now);
     if (!status) {
-        show(r, directory, step, differences);
+        show(d, directory, step, differences);
         jsonl_write(log, json_pack("{s:s, s:i, s:s, s:b, s:O}", "event", "resume", "step", step,
                                    "checkpoint", directory, "identical",
                                    json_array_size(differences) == 0, "differences", differences));

@@ -8,7 +8,7 @@
  * Only rank 0 is ever COMMITTING. The other ranks become idle when rank 0 has counted the save as
  * finished. All decisions follow from one gather of all ranks' notes, so all ranks decide the same.
  */
-#include "llmc/checkpoint/async_writer.h"
+#include "llmc/comm/async_writer.h"
 
 #include <errno.h>
 #include <glob.h>
@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "llmc/checkpoint/hf_model.h"
+#include "llmc/comm/data_parallel_model.h"
 #include "llmc/data/tokenizer_file.h"
 #include "llmc/log/error.h"
 #include "llmc/util/stop_signal.h"
@@ -36,8 +37,10 @@ struct note { /* what a rank sends to the others */
 };
 
 struct async_writer {
-    struct async_writer_settings settings;
-    const struct resume_run *run; /* settings.run */
+    struct data_parallel *dp;
+    const struct run_info *facts;
+    const char *tokenizer;
+    bool continues;
     struct note *mine,
         *all; /* [local], [workers]: only the entry of a rank's first worker is used */
     uint32_t started;
@@ -78,21 +81,21 @@ static void set_state(struct async_writer *s, enum state state) {
  * there is none. */
 static const char *find_tokenizer(const struct async_writer *s, char path[FILE_PATH_BYTES]) {
     const char *last = async_writer_last(s);
-    if (s->settings.tokenizer) return s->settings.tokenizer;
-    if (!tokenizer_file_in(path, s->run->facts.options->model) && !access(path, R_OK)) return path;
+    if (s->tokenizer) return s->tokenizer;
+    if (!tokenizer_file_in(path, s->facts->options->model) && !access(path, R_OK)) return path;
     return *last && !tokenizer_file_in(path, last) && !access(path, R_OK) ? path : NULL;
 }
 
 static int write_state(struct async_writer *s, const char *partial, json_t *files) {
     char path[FILE_PATH_BYTES], name[64];
-    resume_file_name(s->run->facts.rank, s->run->facts.ranks, name);
+    resume_file_name(s->facts->rank, s->facts->ranks, name);
     if (file_join(path, partial, name) || snapshot_write(&s->snapshot, path)) return -1;
     return resume_list_file(files, partial, name);
 }
 
 /* Writes this rank's shards of the model. */
 static int write_shards(struct async_writer *s, const char *partial, json_t *files) {
-    for (int i = s->run->facts.rank; i < s->shards; i += s->run->facts.ranks) {
+    for (int i = s->facts->rank; i < s->shards; i += s->facts->ranks) {
         char name[HF_MODEL_NAME_BYTES];
         hf_model_shard_name(i, s->shards, name);
         pause_for_tests();
@@ -108,7 +111,7 @@ static int write_rest(struct async_writer *s, const char *partial, json_t *files
     static const char *const names[] = {"model.safetensors.index.json", "tokenizer.model",
                                         "tokenizer.json", "config.json"};
     char path[FILE_PATH_BYTES];
-    if (hf_model_write_rest(partial, &s->run->facts.layout->config, s->tensors, s->tensor_count,
+    if (hf_model_write_rest(partial, &s->facts->layout->config, s->tensors, s->tensor_count,
                             s->shards, find_tokenizer(s, path)))
         return -1;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -121,13 +124,13 @@ static int write_rest(struct async_writer *s, const char *partial, json_t *files
 /* Writes this rank's part. */
 static void *write_part(void *argument) {
     struct async_writer *s = argument;
-    const int rank = s->run->facts.rank;
+    const int rank = s->facts->rank;
     char partial[FILE_PATH_BYTES];
     json_t *files = json_object();
     pause_for_tests();
     int failed = hf_model_partial(s->directory, partial) || write_state(s, partial, files) ||
                  write_shards(s, partial, files) || (rank == 0 && write_rest(s, partial, files)) ||
-                 resume_write_list(files, partial, rank, s->run->facts.ranks);
+                 resume_write_list(files, partial, rank, s->facts->ranks);
     json_decref(files);
     set_state(s, failed ? FAILED : WRITTEN);
     return NULL;
@@ -157,7 +160,7 @@ static void retire(const char *directory) {
 
 /* Removes all checkpoints except the newest `keep`. */
 static void prune(struct async_writer *s) {
-    const size_t keep = (size_t)s->run->facts.options->keep;
+    const size_t keep = (size_t)s->facts->options->keep;
     while (keep && s->kept_count > keep) {
         retire(s->kept[0]);
         free(s->kept[0]);
@@ -172,7 +175,7 @@ static void *commit(void *argument) {
     char partial[FILE_PATH_BYTES];
     pause_for_tests();
     int status = hf_model_partial(s->directory, partial) ||
-                 resume_collect_lists(s->trainer, partial, s->run->facts.ranks) ||
+                 resume_collect_lists(s->trainer, partial, s->facts->ranks) ||
                  resume_write(s->trainer, partial);
     pause_for_tests();
     if (!status) status = hf_model_commit(s->directory);
@@ -206,7 +209,7 @@ static void start(struct async_writer *s, enum state state, void *(*work)(void *
 /* ---- ranks together --------------------------------------------------------------------- */
 
 static const struct note *note_of(const struct async_writer *s, int rank) {
-    return &s->all[rank * s->run->facts.local];
+    return &s->all[rank * s->facts->local];
 }
 
 /* Gives this rank's note to all ranks at once, or `aside`, with the caller's next gather. */
@@ -215,8 +218,8 @@ static int give_note(struct async_writer *s, bool aside) {
     s->mine[0] = s->note;
     pthread_mutex_unlock(&s->lock);
     s->mine[0].stop = stop_signal_seen();
-    struct lossynet_comm *comm = s->run->comm;
-    if (s->run->facts.ranks > 1)
+    struct lossynet_comm *comm = s->dp->comm;
+    if (s->facts->ranks > 1)
         return (aside ? lossynet_all_gather_aside : lossynet_all_gather)(comm, s->mine, s->all,
                                                                          sizeof *s->mine)
                    ? -1
@@ -236,7 +239,7 @@ int async_writer_tell(struct async_writer *s) {
 
 static int count(const struct async_writer *s, enum state state) {
     int ranks = 0;
-    for (int r = 0; r < s->run->facts.ranks; r++) ranks += note_of(s, r)->state == (int32_t)state;
+    for (int r = 0; r < s->facts->ranks; r++) ranks += note_of(s, r)->state == (int32_t)state;
     return ranks;
 }
 
@@ -253,8 +256,8 @@ static void act(struct async_writer *s) {
         if (s->note.state != IDLE) join(s), s->note.state = IDLE;
         return;
     }
-    if (s->run->facts.rank > 0) return;
-    if (count(s, WRITTEN) == s->run->facts.ranks) {
+    if (s->facts->rank > 0) return;
+    if (count(s, WRITTEN) == s->facts->ranks) {
         start(s, COMMITTING, commit);
     } else if (count(s, FAILED) && !count(s, WRITING)) {
         join(s);
@@ -277,7 +280,7 @@ int async_writer_finish(struct async_writer *s) {
 
 /* *go: whether a checkpoint of this step can be begun; if not, the reason was reported. */
 static int begin(struct async_writer *s, int step, bool *go) {
-    const char *out = s->run->facts.options->out;
+    const char *out = s->facts->options->out;
     if (async_writer_finish(s)) return -1;
     join(s);
     s->started++;
@@ -286,12 +289,12 @@ static int begin(struct async_writer *s, int step, bool *go) {
         (int)sizeof s->directory) {
         log_error("%s: the path is too long", out);
         s->note.state = FAILED;
-    } else if (s->run->facts.rank == 0 && hf_model_begin(s->directory)) {
+    } else if (s->facts->rank == 0 && hf_model_begin(s->directory)) {
         s->note.state = FAILED;
     }
     if (exchange_notes(s)) return -1;
     *go = count(s, FAILED) == 0;
-    if (!*go && s->run->facts.rank == 0) {
+    if (!*go && s->facts->rank == 0) {
         s->note.finished++;
         s->note.state = IDLE;
         s->note.lost = true;
@@ -301,7 +304,7 @@ static int begin(struct async_writer *s, int step, bool *go) {
 
 /* Allocates the copy of this rank's shards of the model. It is kept for later saves. */
 static int allocate_copy(struct async_writer *s) {
-    const struct run_info *facts = &s->run->facts;
+    const struct run_info *facts = s->facts;
     size_t elements = 0;
     if (s->model || facts->rank >= s->shards) return 0;
     for (int pass = 0; pass < 2; pass++) { /* measures, then sets data pointers */
@@ -324,15 +327,15 @@ static int allocate_copy(struct async_writer *s) {
  * it together. */
 static int copy_model(struct async_writer *s, bool *failed) {
     *failed = allocate_copy(s) != 0;
-    return s->settings.model(s->settings.model_context, s->tensors, s->tensor_count);
+    return data_parallel_copy_model(s->dp, s->tensors, s->tensor_count);
 }
 
 static void copy_and_write(struct async_writer *s, const struct resume_point *at, int failed) {
     json_decref(s->trainer);
-    s->trainer = resume_describe(s->run, at);
+    s->trainer = resume_describe(s->facts, at);
     if (s->trainer) json_object_set_new(s->trainer, "start", json_integer(s->start));
     if (!failed)
-        failed = s->trainer ? resume_snapshot(s->run, &s->snapshot)
+        failed = s->trainer ? saved_state_copy(s->dp, &s->snapshot)
                             : log_error("cannot save a checkpoint: out of memory");
     if (failed)
         set_state(s, FAILED);
@@ -343,7 +346,7 @@ static void copy_and_write(struct async_writer *s, const struct resume_point *at
 void async_writer_poll(struct async_writer *s, bool *stop) {
     *stop = false;
     if (!s) return;
-    for (int r = 0; r < s->run->facts.ranks; r++) *stop |= note_of(s, r)->stop != 0;
+    for (int r = 0; r < s->facts->ranks; r++) *stop |= note_of(s, r)->stop != 0;
     act(s);
 }
 
@@ -389,24 +392,24 @@ static void remove_earlier(const struct options *o) {
 /* Finds the run's earlier checkpoints, if it continues or resumes from one of them. A run that is
  * resumed into another directory does not touch the checkpoints that are there. */
 static void recall(struct async_writer *s, int step) {
-    bool found = s->settings.continues;
-    s->kept_count = resume_list(s->run->facts.options->out, step, &s->kept);
+    bool found = s->continues;
+    s->kept_count = resume_list(s->facts->options->out, step, &s->kept);
     for (size_t i = 0; i < s->kept_count; i++)
-        found = found || is_same(s->kept[i], s->run->facts.options->resume);
+        found = found || is_same(s->kept[i], s->facts->options->resume);
     for (size_t i = 0; !found && i < s->kept_count; i++) free(s->kept[i]);
     if (!found) s->kept_count = 0;
 }
 
 /* Rank 0: whether the last checkpoint that was due is missing. */
 static bool lacks_due(const struct async_writer *s, int step) {
-    const int every = s->run->facts.options->save_every;
+    const int every = s->facts->options->save_every;
     const char *last = s->kept_count ? strrchr(s->kept[s->kept_count - 1], '-') : NULL;
     return every && (last ? atoi(last + 1) : 0) < step / every * every;
 }
 
 /* Rank 0 tells the other ranks whether a checkpoint is missing. */
 static int agree_behind(struct async_writer *s, int step) {
-    s->note.behind = s->run->facts.rank == 0 && lacks_due(s, step);
+    s->note.behind = s->facts->rank == 0 && lacks_due(s, step);
     if (exchange_notes(s)) return -1;
     s->behind = note_of(s, 0)->behind;
     return 0;
@@ -416,31 +419,29 @@ bool async_writer_is_behind(const struct async_writer *s) {
     return s && s->behind;
 }
 
-int async_writer_open(const struct async_writer_settings *settings, int step,
-                      struct async_writer **out) {
-    const struct resume_run *run = settings->run;
+int async_writer_open(struct data_parallel *d, const struct run_info *facts, const char *tokenizer,
+                      int step, bool continues, struct async_writer **out) {
+    const struct options *o = facts->options;
     *out = NULL;
+    if (!o->out) return 0;
     struct async_writer *s = calloc(1, sizeof *s);
     if (!s) return log_out_of_memory("the writer of checkpoints", 0);
-    s->settings = *settings;
-    s->run = run;
+    s->dp = d, s->facts = facts, s->tokenizer = tokenizer, s->continues = continues;
     pthread_mutex_init(&s->lock, NULL);
-    s->mine = calloc((size_t)run->facts.local, sizeof *s->mine);
-    s->all = calloc((size_t)run->facts.workers, sizeof *s->all);
-    s->tensor_count = model_tensor_count(&run->facts.layout->config);
+    s->mine = calloc((size_t)facts->local, sizeof *s->mine);
+    s->all = calloc((size_t)facts->workers, sizeof *s->all);
+    s->tensor_count = model_tensor_count(&facts->layout->config);
     s->tensors = calloc(s->tensor_count, sizeof *s->tensors);
     if (!s->mine || !s->all || !s->tensors) {
         async_writer_close(s);
         return log_out_of_memory("the writer of checkpoints", 0);
     }
-    model_tensors(&run->facts.layout->config, s->tensors);
-    s->shards = hf_model_cut(s->tensors, s->tensor_count, 1e9 * run->facts.options->shard_size);
-    if (run->facts.rank == 0) remove_partial(run->facts.options->out);
-    const bool continues = settings->continues;
-    if (run->facts.rank == 0 && run->facts.options->overwrite && !continues)
-        remove_earlier(run->facts.options);
-    if (run->facts.rank == 0 && (run->facts.options->resume || continues)) recall(s, step);
-    if (run->facts.rank == 0) s->start = resume_last_start(run->facts.options->out) + !continues;
+    model_tensors(&facts->layout->config, s->tensors);
+    s->shards = hf_model_cut(s->tensors, s->tensor_count, 1e9 * o->shard_size);
+    if (facts->rank == 0) remove_partial(o->out);
+    if (facts->rank == 0 && o->overwrite && !continues) remove_earlier(o);
+    if (facts->rank == 0 && (o->resume || continues)) recall(s, step);
+    if (facts->rank == 0) s->start = resume_last_start(o->out) + !continues;
     if (!s->start) s->start = 1;
     if (continues && agree_behind(s, step)) {
         async_writer_close(s);
@@ -454,9 +455,9 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
 void async_writer_close(struct async_writer *s) {
     if (!s) return;
     /* A rank that goes to the next view notes signals meanwhile, and stops there. */
-    if (!s->run->facts.options->meet) stop_signal_note(false);
+    if (!s->facts->options->meet) stop_signal_note(false);
     join(s);
-    if (s->run->facts.rank == 0 && s->note.state != IDLE) hf_model_abandon(s->directory);
+    if (s->facts->rank == 0 && s->note.state != IDLE) hf_model_abandon(s->directory);
     for (size_t i = 0; i < s->kept_count; i++) free(s->kept[i]);
     free(s->kept);
     json_decref(s->trainer);
@@ -477,5 +478,5 @@ const char *async_writer_last(const struct async_writer *s) {
 
 bool async_writer_has_failed(const struct async_writer *s) {
     return s && s->started &&
-           (note_of(s, 0)->lost || (s->run->facts.rank == 0 && !*async_writer_last(s)));
+           (note_of(s, 0)->lost || (s->facts->rank == 0 && !*async_writer_last(s)));
 }

@@ -2,7 +2,7 @@
  *
  * In every step the ranks exchange how far they are with writing. When a save is due, they wait for
  * the previous one, rank 0 creates OUT/checkpoint-STEP.partial, each rank copies its state
- * (resume.h) and the shards of the model that it writes (hf_model.h; a small model is one shard,
+ * (saved_state.h) and the shards of the model that it writes (hf_model.h; a small model is one shard,
  * which rank 0 writes), and a thread of each rank writes the copy. When all have written, rank 0's
  * thread adds trainer.json with all checksums, syncs, renames the directory to its final name, and
  * removes all checkpoints except the newest `keep`.
@@ -17,12 +17,12 @@
  *
  * Every rank calls the same functions in the same order, from one thread.
  */
-#ifndef LLMC_CHECKPOINT_ASYNC_WRITER_H
-#define LLMC_CHECKPOINT_ASYNC_WRITER_H
+#ifndef LLMC_COMM_ASYNC_WRITER_H
+#define LLMC_COMM_ASYNC_WRITER_H
 
 #include <stdbool.h>
 
-#include "llmc/checkpoint/resume.h"
+#include "llmc/comm/saved_state.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,26 +30,14 @@ extern "C" {
 
 struct async_writer;
 
-/* Puts the model together, and copies it to tensors[count]: those of model_tensors, in host
- * memory. Tensors whose data is NULL on this rank are left out. Collective. Returns 0, or -1 after
- * reporting. */
-typedef int (*async_writer_model)(void *context, const struct named_tensor *tensors, size_t count);
-
-struct async_writer_settings {
-    const struct resume_run *run; /* the caller keeps all of this until the writer is closed */
-    /* Ranks of an earlier view began this run (--meet): all checkpoints up to `step` belong to
-     * it. */
-    bool continues;
-    const char *tokenizer; /* a file to copy; NULL: the model's tokenizer, if it has one */
-    async_writer_model model;
-    void *model_context;
-};
-
-/* step: number of steps that are done when the run starts. Earlier checkpoints of a resumed run
- * count towards options->keep. Collective if settings->continues. From now on signals are noted.
- * The functions below do nothing if the writer is NULL. Returns 0, or -1 after reporting. */
-int async_writer_open(const struct async_writer_settings *settings, int step,
-                      struct async_writer **out);
+/* With --out, opens the writer of a run that begins after `step` steps; without, *out is NULL. The
+ * caller keeps *d and *facts until the writer is closed. tokenizer: a file to copy; NULL: the model's
+ * tokenizer, if it has one. continues: ranks of an earlier view began this run (--meet), and all
+ * checkpoints up to `step` belong to it. Earlier checkpoints of a resumed run count towards
+ * options->keep. Collective if `continues`. From now on signals are noted. The functions below do
+ * nothing if the writer is NULL. Returns 0, or -1 after reporting. */
+int async_writer_open(struct data_parallel *d, const struct run_info *facts, const char *tokenizer,
+                      int step, bool continues, struct async_writer **out);
 
 /* Whether to save after the next step, although no save is due: ranks changed while a checkpoint
  * was being written, so it is missing. All ranks get the same answer, until they save. */
