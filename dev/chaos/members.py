@@ -78,6 +78,33 @@ class Members(watched.Watched):
             alive[0].signal(signal.SIGTERM)
         return alive
 
+    def finish(self):
+        if self.given.amid:
+            self.finish_amid()
+        else:
+            super().finish()
+
+    def finish_amid(self):
+        """Ends the run while faults last. Processes that are stopped, and a store that is away, go on in time."""
+        alive = self.living()
+        able = [p for p in self.free() if p.popen.pid in self.present] if self.random.random() < 0.5 else []
+        asked = self.random.sample(able, 1) if able else alive
+        self.hold(watched.HANG)
+        for p in alive:
+            p.expected = True
+        for p in asked:
+            p.popen.send_signal(signal.SIGTERM)
+        # If one was asked and stopped, all stop that have been in a view. (It may also be left out just then, and
+        # end alone.) Who has not been in one waits for the next run of this name.
+        self.wait(watched.HANG, lambda: all(not p.lives() for p in asked))
+        stopped = any(p.popen.poll() == 0 for p in asked)
+        must = [p for p in alive if p in asked or stopped and p.popen.pid in self.trained]
+        self.wait(watched.HANG, lambda: all(not p.lives() for p in must))
+        hung = [self.number(p) for p in must if p.lives()]
+        if hung:
+            self.wrong.append(f"processes {hung} do not end after the signal to "
+                              f"{[self.number(p) for p in asked]}")
+
     # ---- faults of processes ----
 
     def victim(self):

@@ -17,7 +17,7 @@ What must hold, else the exit status is 1:
     the step of the newest checkpoint never falls; the last one is whole, and its perplexity can be measured
     a run that was ended continues from its newest checkpoint (--mpirun)
     memory is flat: with the same number of ranks, no process has grown by more than a fifth
-    at the end one signal ends all with a checkpoint
+    at the end one signal ends all with a checkpoint; with --amid, all processes end that must, soon
 
 The seed decides what is done and when. The machine decides at which step that is, so a run is repeated
 only nearly.
@@ -44,6 +44,7 @@ def parse():
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", action="store_true", help="each process on a host of its own; needs root")
     where.add_argument("--mpirun", action="store_true", help="started by mpirun, without --meet")
+    parser.add_argument("--amid", action="store_true", help="asked to end while faults last; only checks that it does")
     parser.add_argument("--stand-still", type=float, default=2.5, metavar="SECONDS")
     parser.add_argument("--address-space", type=int, default=0, metavar="BYTES", help="of each process; 0: no limit")
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build" / "train_llama2")
@@ -53,6 +54,8 @@ def parse():
 
 def main():
     given = parse()
+    if given.amid and given.mpirun:
+        sys.exit("--amid: expected processes that meet, without --mpirun")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="soak-"))
     made = testbed.Hosts(given.ranks + given.spare + 1) if given.hosts else None
     soak = None

@@ -99,6 +99,7 @@ class Watched:
         self.done, self.still = collections.Counter(), standstill.Standstill()
         self.position, self.steps, self.views, self.members = 0, [], 0, 0
         self.present = set()  # the ids of the processes of the present view
+        self.trained = set()  # of those that were in a view
         self.moved = self.newest = 0
         self.wrong = []
         self.begun = time.monotonic()
@@ -175,6 +176,7 @@ class Watched:
     def read_again(self):
         self.position, self.steps, self.views = 0, [], 0
         self.present = {p.popen.pid for p in self.process[:self.given.ranks]}
+        self.trained |= self.present
 
     def read_log(self):
         """Takes the new whole lines of the log. Returns whether there were new steps. A start that goes on from
@@ -201,6 +203,7 @@ class Watched:
             self.views, self.members = self.views + 1, event["ranks"]
             self.present -= pids_of(event["left"])
             self.present |= pids_of(event["joined"])
+            self.trained |= self.present
         if event["event"] == "step":
             self.steps.append(event["step"])
 

@@ -19,10 +19,11 @@ import watched  # pylint: disable=wrong-import-position
 pytestmark = [pytest.mark.spread, pytest.mark.takes(90)]
 
 
-def soak(seed, *more):
+def soak(seed, *more, seconds=20):
     """A busy machine may stand still for long, so that only a hang fails here."""
-    done = subprocess.run([ROOT / "dev/chaos/soak.py", "--seconds", "20", "--seed", str(seed), "--stand-still", "30",
-                           "--program", PROGRAM, *more], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    done = subprocess.run([ROOT / "dev/chaos/soak.py", "--seconds", str(seconds), "--seed", str(seed),
+                           "--stand-still", "30", "--program", PROGRAM, *more],
+                          capture_output=True, text=True, timeout=TIMEOUT, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -30,6 +31,10 @@ def soak(seed, *more):
 
 def test_a_moment_of_chaos():
     assert "kill" in soak(4)
+
+
+def test_chaos_that_is_asked_to_end():
+    assert "done" in soak(11, "--amid", "--", "--encrypt", seconds=3)
 
 
 def test_a_moment_of_chaos_between_hosts(namespaces):  # pylint: disable=unused-argument
