@@ -32,10 +32,12 @@ JOBS := -j$(shell nproc)
 WERROR ?= -Werror
 WARNINGS := -Wall -Wextra $(WERROR)
 OPTIMISE ?= -O3 -fno-math-errno -fno-trapping-math
+# Functions and lines, for backtraces and profiles. DEBUG=-g adds local variables, and compiles for a third longer.
+DEBUG ?= -g1
 CPPFLAGS := $(CPPFLAGS) -I. -D_GNU_SOURCE
 # The distribution's Python, because the Python packages are Debian's.
 PYTHON ?= /usr/bin/python3
-COMMON = $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
+COMMON = $(OPTIMISE) $(DEBUG) -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 CFLAGS += -std=c11 $(COMMON)
 CXXFLAGS += -std=c++17 $(COMMON)
 LDLIBS := $(LDLIBS) -lm -ldl
@@ -138,7 +140,7 @@ ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,co
 NVCCFLAGS += -std=c++17 -O3 $(ARCHITECTURES) $(if $(WERROR),-Werror all-warnings) \
              $(if $(CUBLAS),-isystem $(CUBLAS)/include) \
              -Xcompiler -Wall,-Wextra$(WERROR:%=$(comma)%),-Wno-unused-function -ccbin $(CXX)
-EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-unknown-pragmas \
+EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION $(if $(SANITIZE),-O1,-O2) $(DEBUG) -fopenmp $(WARNINGS) -Wno-unknown-pragmas \
                    -Wno-unused-function -fno-strict-aliasing \
                    $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 
@@ -149,7 +151,7 @@ FLAGS := $(BUILD)/flags
 flags_compile := $(CC) $(CPPFLAGS) $(CFLAGS) and $(CXX) $(CXXFLAGS)
 flags_nvcc := $(NVCC) $(NVCCFLAGS)
 flags_emulated := $(CXX) $(EMULATION_FLAGS)
-flags_instrumented := $(CC) $(SECURE) $(WARNINGS)
+flags_instrumented := $(CC) $(SECURE) $(WARNINGS) $(DEBUG)
 flags_link := $(CXX) $(COMMON) $(LDFLAGS) $(OBJECTS) $(LDLIBS)
 flags_revision := $(REVISION)
 define flags_file
@@ -337,7 +339,7 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS) $(FLAGS)/link
 $(NS3): dev/coexistence/simulated.cpp $(FLAGS)/compile
 	@echo '  CXX  $<'
 	@mkdir -p $(@D)
-	@$(CXX) -std=c++17 -O2 -g $(WARNINGS) $< -o $@ -lns3-internet -lns3-point-to-point \
+	@$(CXX) -std=c++17 -O2 $(DEBUG) $(WARNINGS) $< -o $@ -lns3-internet -lns3-point-to-point \
 	    -lns3-traffic-control -lns3-network -lns3-core
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS) $(FLAGS)/link
@@ -354,7 +356,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS) $(FLAGS)/link
 # bad_paths       simulates paths, peers and strangers that misbehave; built as late_ranks
 # thread/...      tests whose ranks are threads, with the thread sanitizer, but without OpenMP: its
 #                 library is not built for the sanitizer, which would report races in every barrier
-INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
+INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 $(DEBUG) -fno-sanitize-recover=all \
                 $(WARNINGS) -Wno-unknown-pragmas \
                 $(if $(filter 1,$(SECURE)),-DLOSSYNET_SECURE)
 SIMULATION := -fsanitize=address,undefined -include dev/simulation/threads.h
@@ -476,7 +478,7 @@ FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c
           llmc/data/dataloader.c llmc/util/file.c llmc/log/error.c llmc/checkpoint/safetensors.c \
           llmc/checkpoint/sharded_model.c llmc/checkpoint/checksum.c lossynet/loss/loss_model.c \
           lossynet/loss/loss_replay.c
-FUZZ_FLAGS := -std=c11 -O1 -g -Wall -Wextra -fno-sanitize-recover=all \
+FUZZ_FLAGS := -std=c11 -O1 $(DEBUG) -Wall -Wextra -fno-sanitize-recover=all \
               -Wl,--wrap=file_map,--wrap=file_unmap
 $(BUILD)/fuzz_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h) $(FLAGS)/compile
 	clang $(CPPFLAGS) $(FUZZ_FLAGS) -Wno-unknown-pragmas -Wno-source-uses-openmp \
