@@ -33,7 +33,7 @@
 #include "test/llmc/membership_store.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-enum { HISTORIES = 1000, WIDE_HISTORIES = 1 };
+enum { HISTORIES = 400, WIDE_HISTORIES = 1 };
 #else
 enum { HISTORIES = 10000, WIDE_HISTORIES = 4 };
 #endif

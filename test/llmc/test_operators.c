@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
             if (argc > 1 && !strstr(title, argv[1])) continue;
             if (most) subject.most_work = strtoull(most, NULL, 10);
 #ifdef __SANITIZE_ADDRESS__ /* slow: the largest arrays are for the build without */
-            subject.most_work = i > d ? 40000 : 2000000;
+            subject.most_work = i > d ? 20000 : 500000;
 #endif
             printf("# %s %s: %s\n", subject.backend->name, title, subject.backend->details);
             fflush(stdout);
