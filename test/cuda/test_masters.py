@@ -7,7 +7,8 @@ from program import BUILD, events, markov_files, planned_memory, small_model, su
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
-PARAMETERS = 6_012_576  # of --model=15M with this vocabulary
+WIDE = 288, 768, 6, 6  # the shape of --model=15M
+PARAMETERS = VOCABULARY * 288 + 288 + 3 * (4 * 288 * 288 + 3 * 288 * 768 + 2 * 288)  # with three layers
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +16,7 @@ def data(tmp_path_factory):
     """Token files, and a model with four buckets: one more than a gradient of ranks with a GPU each has slots."""
     folder = markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 5_000, 300)
     small_model(folder / "model", VOCABULARY)
+    small_model(folder / "wide", VOCABULARY, shape=WIDE)
     return folder
 
 
@@ -167,7 +169,7 @@ def test_begins_with_a_model(data, tmp_path):
 def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     """Memory is within 5% of the plan, without the driver and libraries, which the emulated device lacks."""
     reach = "EMULATED_PEERS=none" not in options
-    options = ["--model=15M", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4", "--batch=1",
+    options = [f"--model={data}/wide", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4", "--batch=1",
                "--seq=16", "--steps=1", "--eval-sequences=1", "--device=cuda", "--dtype=bf16",
                *(option for option in options if option.startswith("--"))]
     succeed(*options, "--link=udp", program=EMULATED, ranks=4,
