@@ -109,11 +109,11 @@ def of_run(data, out, changes, ranks, device=False):
     """Trains, and returns the digests of what came out."""
     workers, steps = (4, DEVICE_STEPS) if device else (8, CPU_STEPS)
     common = {"model": "260K", "train": data / "train.bin", "val": data / "val.bin", "workers": workers,
-              "batch": 1, "seq": 16 if device else 32, "lr": 3e-3, "seed": 5, "packet-bytes": 512,
+              "batch": 1, "seq": 16, "lr": 3e-3, "seed": 5, "packet-bytes": 512,
               "eval-sequences": 3}
     more = dict(changes)
     if more.get("loss-model") == "replay":
-        more["loss-model"] = f"replay:{late_ranks(data, workers, {**common, 'seq': 16})}"
+        more["loss-model"] = f"replay:{late_ranks(data, workers, common)}"
     if device:
         more = {"device": "cuda", "dtype": "float32", **more}
         if "dtype" not in changes and "wire-dtype" in changes:
@@ -154,7 +154,9 @@ def data(tmp_path_factory):
     return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 8_000, 300)
 
 
-def skip_without_avx2(data, tmp_path):
+@pytest.fixture(scope="module")
+def avx2(data):
+    """Skips where digests cannot be made."""
     done = run("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=16", "--batch=1", "--device=cpu",
                program=PLAIN, environment=ISA)
     if "TRAIN_LLAMA2_ISA" in done.stderr:
@@ -174,8 +176,8 @@ def compare(kind, name, found):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.usefixtures("avx2")
 def test_runs_keep_their_bits(data, tmp_path, name):
-    skip_without_avx2(data, tmp_path)
     one, *more = (of_run(data, tmp_path / str(ranks), SETTINGS[name], ranks) for ranks in RANKS)
     for ranks, other in zip(RANKS[1:], more):
         assert other == one, f"{ranks} ranks"
@@ -183,8 +185,8 @@ def test_runs_keep_their_bits(data, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", DEVICE)
+@pytest.mark.usefixtures("avx2")
 def test_runs_on_a_device_keep_their_bits(data, tmp_path, name):
-    skip_without_avx2(data, tmp_path)
     compare("device", name, of_run(data, tmp_path / "out", DEVICE[name], device_ranks(name), device=True))
 
 
