@@ -19,7 +19,7 @@ import watched  # pylint: disable=wrong-import-position
 pytestmark = [pytest.mark.spread, pytest.mark.takes(90)]
 
 
-def soak(seed, *more, seconds=20):
+def soak(seed, *more, seconds=12):
     """A busy machine may stand still for long, so that only a hang fails here."""
     done = subprocess.run([ROOT / "dev/chaos/soak.py", "--seconds", str(seconds), "--seed", str(seed),
                            "--stand-still", "30", "--program", PROGRAM, *more],
@@ -38,7 +38,7 @@ def test_chaos_that_is_asked_to_end():
 
 
 def test_a_moment_of_chaos_between_hosts(namespaces):  # pylint: disable=unused-argument
-    assert "spoil" in soak(2, "--hosts", "--", "--encrypt", "--deadline", "auto", "--carry", "1")
+    assert "spoil" in soak(2, "--hosts", "--", "--encrypt", "--deadline", "auto", "--carry", "1", seconds=20)
 
 
 def test_a_moment_of_chaos_under_mpirun():
