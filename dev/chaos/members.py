@@ -86,6 +86,10 @@ class Members(watched.Watched):
 
     def finish_amid(self):
         """Ends the run while faults last. Processes that are stopped, and a store that is away, go on in time."""
+        away = self.fault_stop()  # who is left out now comes back while the others end
+        if away:
+            self.say("stop", away)
+            self.wait(self.random.uniform(0, 2 * self.PEER_TIMEOUT))
         alive = self.living()
         able = [p for p in self.free() if p.popen.pid in self.present] if self.random.random() < 0.5 else []
         asked = self.random.sample(able, 1) if able else alive

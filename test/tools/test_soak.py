@@ -34,7 +34,7 @@ def test_a_moment_of_chaos():
 
 
 def test_chaos_that_is_asked_to_end():
-    assert "done" in soak(11, "--amid", "--", "--encrypt", seconds=3)
+    assert "done" in soak(302, "--amid", "--", "--encrypt", seconds=3)
 
 
 def test_a_moment_of_chaos_between_hosts(namespaces):  # pylint: disable=unused-argument
