@@ -68,10 +68,8 @@ static void gradient_sent(void *context) {
 /* Copies only the shards that this rank's owners average: nothing else is read in host memory. */
 static void send_owned(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     s->be->d2h_async(w->comm_grads, w->grads, 0);
-    for (int owner = 0; owner < s->local; owner++) {
-        const struct run run = s->worker[owner].run[bucket];
-        worker_send(w, s->be, w->comm_grads, run.offset, run.count);
-    }
+    for (int owner = 0; owner < s->local; owner++)
+        worker_move(w, s->be, ARRAY_COMM_GRADS, s->worker[owner].run[bucket]);
 }
 
 /* Copies a bucket's gradient, `count` elements from `offset`, to comm_gradient. */
@@ -170,7 +168,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     if (s->arriving && s->group->peers.mapped && !status) {
         if (group_receive(s->group, w, offset, count)) status = LOSSYNET_LINK;
     } else if (s->arriving) {
-        worker_receive(w, s->be, w->comm_params, offset, count);
+        worker_move(w, s->be, ARRAY_PARAMS, (struct run){offset, count, 0});
     }
     if (s->weights && !s->current && !w->master)
         s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,
@@ -179,44 +177,31 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     return status;
 }
 
-/* For workers with masters: moves their shards, which lie apart from the vectors. */
-static void move_owned(const struct bucket_pipeline *s, worker_owned_mover mover) {
-    for (int w = 0; w < s->local; w++)
-        for (int b = 0; b < s->layout->buckets; b++)
-            mover(&s->worker[w], s->be, s->worker[w].run[b]);
-}
-
-static void move(const struct bucket_pipeline *s, worker_mover mover, float *const *vectors,
-                 bool shards) {
+/* Moves all elements of all workers, or their shards. */
+static void move(const struct bucket_pipeline *s, enum array to, bool shards) {
+    const struct run all = {0, s->layout->count, 0};
     for (int w = 0; w < s->local && s->placement->staged; w++) {
         const struct worker *k = &s->worker[w];
-        if (!shards && !k->shares) mover(k, s->be, vectors[w], 0, s->layout->count);
-        for (int b = 0; b < s->layout->buckets && shards; b++)
-            mover(k, s->be, vectors[w], k->run[b].offset, k->run[b].count);
+        if (!shards && !k->shares) worker_move(k, s->be, to, all);
+        for (int b = 0; b < s->layout->buckets && shards; b++) worker_move(k, s->be, to, k->run[b]);
     }
 }
 
-void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
-    if (!s->worker[0].master)
-        move(s, worker_send, vectors, shards);
-    else if (shards)
-        move_owned(s, worker_send_masters);
+void pipeline_send(const struct bucket_pipeline *s, enum array to, bool shards) {
+    if (shards || !s->placement->masters) move(s, to, shards);
     if (s->placement->staged) s->be->d2h_wait();
 }
 
-void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
-    if (s->worker[0].master && shards)
-        move_owned(s, worker_receive_averages);
-    else
-        move(s, worker_receive, vectors, shards);
+void pipeline_receive(const struct bucket_pipeline *s, enum array to, bool shards) {
+    move(s, to == ARRAY_GRADS && s->placement->masters ? ARRAY_AVERAGE : to, shards);
 }
 
-void pipeline_start(const struct bucket_pipeline *s, float *const *params) {
+void pipeline_start(const struct bucket_pipeline *s) {
     const struct worker *w = &s->worker[0];
     if (!w->master && s->group->host && s->placement->staged)
-        group_move_partners(s->group, w, worker_send, params[0]);
+        group_move_partners(s->group, w, ARRAY_COMM_PARAMS);
     else if (!w->master)
-        pipeline_send(s, params, false);
+        pipeline_send(s, ARRAY_COMM_PARAMS, false);
     else if (w->copies_bf16)
         s->be->d2h_async(w->comm_master, w->master, w->owned * sizeof(float));
     if (s->placement->staged) s->be->d2h_wait();
@@ -226,8 +211,8 @@ void pipeline_broadcast(struct bucket_pipeline *s) {
     s->arriving = s->placement->staged;
 }
 
-void pipeline_finish(struct bucket_pipeline *s, float *const *params) {
-    if (s->arriving) move(s, worker_receive, params, false);
+void pipeline_finish(struct bucket_pipeline *s) {
+    if (s->arriving) move(s, ARRAY_PARAMS, false);
     s->arriving = false;
 }
 

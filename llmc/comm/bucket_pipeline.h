@@ -83,20 +83,21 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
                                            int bucket, double *waited);
 
 /* Copies the owners' shards, or the whole vectors of all workers, to where the network reads
- * them (send), or back (receive). vectors: the workers' comm_params or comm_grads. pipeline_send
+ * them (send), or back (receive). to: ARRAY_COMM_PARAMS or ARRAY_COMM_GRADS; ARRAY_PARAMS or
+ * ARRAY_GRADS, whose shards are averages with masters (worker_move). pipeline_send
  * waits for the copies. */
-void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards);
-void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards);
+void pipeline_send(const struct bucket_pipeline *s, enum array to, bool shards);
+void pipeline_receive(const struct bucket_pipeline *s, enum array to, bool shards);
 
 /* Call before the first step: copies the replicas, or with `copies_bf16` the masters, to where the network
- * reads them. params: the workers' comm_params. */
-void pipeline_start(const struct bucket_pipeline *s, float *const *params);
+ * reads them. */
+void pipeline_start(const struct bucket_pipeline *s);
 
 /* Call before a broadcast that overlaps with forward. Parameters are then received bucket by
  * bucket (pipeline_parameters_needed), or all at once by pipeline_finish. */
 void pipeline_broadcast(struct bucket_pipeline *s);
-/* Receives all parameters that have not been received yet. params: the workers' comm_params. */
-void pipeline_finish(struct bucket_pipeline *s, float *const *params);
+/* Receives all parameters that have not been received yet. */
+void pipeline_finish(struct bucket_pipeline *s);
 
 /* The model calls these in a worker's passes, so that the network works while it computes: before a
  * bucket's parameters are first read, and as soon as a bucket's gradient is final. NULL: nothing. */

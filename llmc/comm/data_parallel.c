@@ -293,10 +293,10 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
 int data_parallel_start(struct data_parallel *d) {
-    pipeline_start(&d->pipeline, d->vectors.params);
+    pipeline_start(&d->pipeline);
     lossynet_start(d->comm, d->vectors.params);
     if (group_wait(&d->group)) return -1;
-    pipeline_receive(&d->pipeline, d->vectors.params, false);
+    pipeline_receive(&d->pipeline, ARRAY_PARAMS, false);
     return 0;
 }
 
@@ -373,8 +373,9 @@ int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news
 
 /* Owners average what they receive of the workers' vectors. */
 static int average(struct data_parallel *d, float *const *vectors, double start) {
+    const bool params = vectors == d->vectors.params;
     lossynet_status status = lossynet_reduce(d->comm, vectors, data_parallel_is_lossless(d));
-    pipeline_receive(&d->pipeline, vectors, true);
+    pipeline_receive(&d->pipeline, params ? ARRAY_PARAMS : ARRAY_GRADS, true);
     d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
 }
@@ -414,7 +415,7 @@ int data_parallel_average_gradients(struct data_parallel *d) {
 
 int data_parallel_average_models(struct data_parallel *d) {
     const double start = log_seconds();
-    pipeline_send(&d->pipeline, d->vectors.params, false);
+    pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false);
     return average(d, d->vectors.params, start);
 }
 
@@ -445,7 +446,8 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
                 d->be->copy(k->ahead + run.state, worker_values(k, &run),
                             run.count * sizeof(float));
         }
-        if (d->vectors.sent_ahead) worker_send_ahead(k, d->be);
+        if (d->vectors.sent_ahead)
+            worker_move(k, d->be, ARRAY_COMM_AHEAD, (struct run){0, k->owned, 0});
     }
     lossynet_broadcast_ahead(d->comm, d->vectors.sent_ahead ? d->vectors.ahead : NULL, lead);
 }
@@ -488,20 +490,21 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
             worker_update(k, d->be, d->layout, d->options, &step, run);
         }
     }
-    pipeline_send(&d->pipeline, d->vectors.params, false); /* drift and evaluation read them */
+    pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false); /* drift and evaluation read them */
 }
 
 int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
+    const bool params = vectors == d->vectors.params;
     const double start = log_seconds();
     d->time.unfinished = true;
-    pipeline_send(&d->pipeline, vectors, true);
+    pipeline_send(&d->pipeline, params ? ARRAY_COMM_PARAMS : ARRAY_COMM_GRADS, true);
     if (d->pipeline.overlap) pipeline_broadcast(&d->pipeline);
     lossynet_status status =
         lossynet_broadcast_begin(d->comm, vectors, data_parallel_is_lossless(d));
     if (!status && !d->pipeline.overlap) {
         status = lossynet_broadcast_end(d->comm);
         if (!status && group_wait(&d->group)) return -1;
-        pipeline_receive(&d->pipeline, vectors, false);
+        pipeline_receive(&d->pipeline, params ? ARRAY_PARAMS : ARRAY_GRADS, false);
     }
     d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
@@ -511,7 +514,7 @@ int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r) 
     const double start = log_seconds();
     if (lossynet_broadcast_end(d->comm)) return -1;
     if (d->pipeline.overlap && group_wait(&d->group)) return -1;
-    pipeline_finish(&d->pipeline, d->vectors.params);
+    pipeline_finish(&d->pipeline);
     const double now = log_seconds();
     r->communication_seconds = d->time.communicating + now - start;
     r->seconds = now - d->time.finished;

@@ -84,7 +84,7 @@ const weight *data_parallel_weights(struct data_parallel *d, const float *params
 
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
     if (!d->placement.masters) return data_parallel_weights(d, w->params);
-    worker_receive(w, d->be, w->comm_params, 0, d->layout->count);
+    worker_move(w, d->be, ARRAY_PARAMS, (struct run){0, d->layout->count, 0});
     return d->pipeline.weights;
 }
 

@@ -300,22 +300,19 @@ void group_add_bucket(struct group *g, const struct worker *w, int bucket) {
     s->added = bucket + 1;
 }
 
-void group_move_partners(const struct group *g, const struct worker *w, worker_mover mover,
-                         float *comm_vector) {
+void group_move_partners(const struct group *g, const struct worker *w, enum array to) {
     for (int b = 0; b < g->layout->buckets; b++) {
         for (int owner = 0; owner < g->workers; owner++) {
-            size_t offset, count;
+            struct run run = {0};
             if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
-            lossynet_shard(g->comm, owner, b, &offset, &count);
-            mover(w, g->be, comm_vector, offset, count);
+            lossynet_shard(g->comm, owner, b, &run.offset, &run.count);
+            if (to == ARRAY_RESIDUAL) /* adds it to the group's sum in the host's memory */
+                g->be->add_residual(w->comm_grads + run.offset, w->residual + run.offset,
+                                    w->carried, run.count);
+            else
+                worker_move(w, g->be, to, run);
         }
     }
-}
-
-/* A worker_mover: adds the residual to the group's sum in the host's memory. */
-static void add_lost(const struct worker *w, const struct backend *be, float *comm_vector,
-                     size_t offset, size_t count) {
-    be->add_residual(comm_vector + offset, w->residual + offset, w->carried, count);
 }
 
 /* Adds up the part that w sends or averages, or what of it is not yet added. */
@@ -334,10 +331,10 @@ int group_average(struct group *g, const struct worker *w) {
     if (add_buckets(g, w)) return -1;
     if (!g->placement->staged || !g->placement->residual) return 0;
     /* The device keeps what is lost of the sum, so it is copied there, too. */
-    group_move_partners(g, w, add_lost, w->comm_grads);
+    group_move_partners(g, w, ARRAY_RESIDUAL);
     g->be->d2h_async(w->comm_grads, w->grads, 0); /* see d2h_wait */
     g->be->d2h_wait();
-    group_move_partners(g, w, worker_receive, w->comm_grads);
+    group_move_partners(g, w, ARRAY_GRADS);
     return 0;
 }
 
@@ -355,12 +352,12 @@ static size_t begin_of_part(const struct group *g, size_t count, int i) {
 int group_receive(const struct group *g, const struct worker *w, size_t offset, size_t count) {
     const int place = w->id - w->group;
     if (!g->peers.mapped || !w->weights) {
-        worker_receive(w, g->be, w->comm_params, offset, count);
+        worker_move(w, g->be, ARRAY_PARAMS, (struct run){offset, count, 0});
         return 0;
     }
     const size_t own = begin_of_part(g, count, place);
-    worker_receive(w, g->be, w->comm_params, offset + own,
-                   begin_of_part(g, count, place + 1) - own);
+    worker_move(w, g->be, ARRAY_PARAMS,
+                (struct run){offset + own, begin_of_part(g, count, place + 1) - own, 0});
     g->be->h2d_wait();
     if (group_wait(g)) return -1;
     for (int i = 0; i < g->size; i++) {

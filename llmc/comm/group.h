@@ -111,9 +111,8 @@ void group_add_bucket(struct group *g, const struct worker *w, int bucket);
 int group_average(struct group *g, const struct worker *w);
 
 /* Call it if ranks share the copies that the network reads: moves the shards of w's partners between
- * these copies and the device. comm_vector: comm_params or comm_grads. */
-void group_move_partners(const struct group *g, const struct worker *w, worker_mover mover,
-                         float *comm_vector);
+ * these copies and the device (worker_move). ARRAY_RESIDUAL: adds the residual to the copies. */
+void group_move_partners(const struct group *g, const struct worker *w, enum array to);
 
 /* Call after members have written to the replica that their ranks share: waits for all of them.
  * Returns 0, or -1 after reporting. */

@@ -70,54 +70,38 @@ void worker_initialise(struct worker *w, const struct backend *be, const float *
     if (w->comm_params != w->params) memcpy(w->comm_params, params, count * sizeof(float));
 }
 
-static float *device_vector(const struct worker *w, const float *comm_vector) {
-    return comm_vector == w->comm_params ? w->params : w->grads;
+/* Copies to the host or, with `back`, to the device, unless the copy is the vector itself. */
+static void copy(const struct backend *be, void *host, void *device, size_t bytes, bool back) {
+    if (host == device) return;
+    if (back)
+        be->h2d_async(device, host, bytes);
+    else
+        be->d2h_async(host, device, bytes);
 }
 
-void worker_send(const struct worker *w, const struct backend *be, float *comm_vector,
-                 size_t offset, size_t count) {
-    const float *from = device_vector(w, comm_vector);
-    if (from != comm_vector && count)
-        be->d2h_async(comm_vector + offset, from + offset, count * sizeof(float));
-}
-
-void worker_send_masters(const struct worker *w, const struct backend *be, struct run run) {
+void worker_move(const struct worker *w, const struct backend *be, enum array to, struct run run) {
+    const size_t bytes = run.count * sizeof(float), in_use = run.count * be->weight_bytes;
+    const size_t at = run.offset, own = run.state;
+    float *params = worker_comm_element(w, w->comm_params, at);
+    weight *replica = (char *)w->weights + at * be->weight_bytes;
     if (!run.count) return;
-    if (w->copies_bf16) {
-        be->d2h_async(worker_comm_element(w, w->comm_params, run.offset),
-                      (char *)w->weights + run.offset * be->weight_bytes,
-                      run.count * be->weight_bytes);
-        be->d2h_async(w->comm_master + run.state, w->master + run.state, run.count * sizeof(float));
+    if (to == ARRAY_COMM_GRADS || to == ARRAY_GRADS) {
+        copy(be, w->comm_grads + at, w->grads + at, bytes, to == ARRAY_GRADS);
+    } else if (to == ARRAY_COMM_AHEAD) {
+        copy(be, w->comm_ahead + own, w->ahead + own, bytes, false);
+    } else if (to == ARRAY_AVERAGE) {
+        copy(be, w->copies_bf16 ? w->comm_average + own : w->comm_grads + at, w->average + own,
+             bytes, true);
+    } else if (!w->master) {
+        copy(be, w->comm_params + at, w->params + at, bytes, to == ARRAY_PARAMS);
+    } else if (w->copies_bf16) {
+        copy(be, params, replica, in_use, to == ARRAY_PARAMS);
+        if (to == ARRAY_COMM_PARAMS) copy(be, w->comm_master + own, w->master + own, bytes, false);
+    } else if (to == ARRAY_PARAMS) {
+        be->h2d_convert_async(replica, params, run.count);
     } else {
-        be->d2h_async(w->comm_params + run.offset, w->master + run.state,
-                      run.count * sizeof(float));
+        copy(be, params, w->master + own, bytes, false);
     }
-}
-
-void worker_receive_averages(const struct worker *w, const struct backend *be, struct run run) {
-    const float *from = w->copies_bf16 ? w->comm_average + run.state : w->comm_grads + run.offset;
-    if (run.count) be->h2d_async(w->average + run.state, from, run.count * sizeof(float));
-}
-
-void worker_send_ahead(const struct worker *w, const struct backend *be) {
-    if (w->comm_ahead != w->ahead && w->owned)
-        be->d2h_async(w->comm_ahead, w->ahead, w->owned * sizeof(float));
-}
-
-void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
-                    size_t offset, size_t count) {
-    float *to = device_vector(w, comm_vector);
-    if (w->master && comm_vector == w->comm_params) {
-        const float *from = worker_comm_element(w, comm_vector, offset);
-        weight *replica = (char *)w->weights + offset * be->weight_bytes;
-        if (count && w->copies_bf16)
-            be->h2d_async(replica, from, count * be->weight_bytes);
-        else if (count)
-            be->h2d_convert_async(replica, from, count);
-        return;
-    }
-    if (to != comm_vector && count)
-        be->h2d_async(to + offset, comm_vector + offset, count * sizeof(float));
 }
 
 bool worker_steps_alone(const struct options *o) {

@@ -4,10 +4,10 @@
  * with a GPU), parameters and gradients also have a copy in pinned host memory, which is updated
  * while the GPU computes:
  *
- *     worker_send      device -> host, on the copy-out stream, after all operations called before
- *     worker_receive   host -> device, on the copy-in stream, before all operations called later
+ *     device -> host   on the copy-out stream, after all operations called before
+ *     host -> device   on the copy-in stream, before all operations called later
  *
- * Otherwise the copies are the vectors themselves, and these functions do nothing.
+ * Otherwise the copies are the vectors themselves, and worker_move does nothing.
  * bucket_pipeline.h says what is sent and received when.
  *
  * placement.h says which vectors there are, and arrays.h has them as a table.
@@ -86,21 +86,17 @@ void worker_release(struct worker *w, const struct backend *be);
 void worker_initialise(struct worker *w, const struct backend *be, const float *params,
                        size_t count);
 
-/* Copies elements offset ... offset + count - 1 to the host, after the operations called so far;
- * see d2h_async in backend.h. comm_vector: comm_params or comm_grads. */
-void worker_send(const struct worker *w, const struct backend *be, float *comm_vector,
-                 size_t offset, size_t count);
-/* For a worker with masters. The first copies masters to comm_params; with `copies_bf16` it copies the
- * rounded weights to comm_params, and masters to comm_master. The second copies averages from
- * comm_grads, with `copies_bf16` from comm_average. Both copy a run of the worker's shards. */
-void worker_send_masters(const struct worker *w, const struct backend *be, struct run run);
-void worker_receive_averages(const struct worker *w, const struct backend *be, struct run run);
-/* Copies all of `ahead` to the host in the same way. */
-void worker_send_ahead(const struct worker *w, const struct backend *be);
-/* Copies received elements to the device, before any operation called later; see h2d_async in
- * backend.h. */
-void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
-                    size_t offset, size_t count);
+/* Copies a run of elements to an array from the one that it is a copy of, or whose copy it is: see
+ * d2h_async and h2d_async in backend.h.
+ *
+ *     ARRAY_COMM_PARAMS  from the replica; with masters the run is one of the worker's shards, and comes
+ *                        from masters; with `copies_bf16` from the weights in use, and comm_master
+ *                        from masters
+ *     ARRAY_PARAMS       the replica; with masters, the weights in use
+ *     ARRAY_COMM_GRADS, ARRAY_GRADS
+ *     ARRAY_AVERAGE      with masters: the average of one of the worker's shards
+ *     ARRAY_COMM_AHEAD   elements `state` ... of `ahead` */
+void worker_move(const struct worker *w, const struct backend *be, enum array to, struct run run);
 
 /* Element `offset` of a copy that the network reads. */
 static inline float *worker_comm_element(const struct worker *w, float *comm_vector,
@@ -136,16 +132,6 @@ static inline float *worker_averaged(const struct worker *w, const struct run *r
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
                    const struct worker_step *step, struct run run);
-
-/* ---- moving ---- */
-
-/* worker_send or worker_receive */
-typedef void (*worker_mover)(const struct worker *w, const struct backend *be, float *comm_vector,
-                             size_t offset, size_t count);
-
-/* worker_send_masters or worker_receive_averages */
-typedef void (*worker_owned_mover)(const struct worker *w, const struct backend *be,
-                                   struct run run);
 
 #ifdef __cplusplus
 }
