@@ -19,10 +19,15 @@ static size_t shared_bytes(const struct group *g, size_t elements) {
 
 /* The bytes that a member gives: its gradient, and the first member also the replica. */
 static size_t vectors_of(const struct group *g, int place) {
-    const size_t gradient =
-        g->peers.mapped ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
-    return shared_bytes(g, (place == 0 ? g->layout->count : 0) +
-                               (g->placement->trains ? gradient : 0));
+    const struct placement *p = g->placement;
+    const struct array_sizes sizes = worker_sizes(g->layout, p, 0);
+    const enum array params = p->staged ? ARRAY_COMM_PARAMS : ARRAY_PARAMS;
+    const enum array grads = p->copy_slots ? ARRAY_COMM_SLOTS
+                             : p->staged   ? ARRAY_COMM_GRADS
+                                           : ARRAY_GRADS;
+    double bytes = place == 0 ? array_bytes(params, p, &sizes) : 0;
+    if (p->trains && !g->peers.mapped) bytes += array_bytes(grads, p, &sizes);
+    return (size_t)bytes;
 }
 
 static int no_pinned(const struct group *g, size_t bytes) {
@@ -61,7 +66,8 @@ static void note_part(struct group_slots *s, size_t from, size_t to) {
 static int open_sums(struct group *g, int place) {
     struct group_slots *s = &g->slots;
     const int buckets = g->layout->buckets;
-    s->bytes = shared_bytes(g, g->layout->count);
+    const struct array_sizes sizes = worker_sizes(g->layout, g->placement, 0);
+    s->bytes = (size_t)array_bytes(ARRAY_COMM_SUMS, g->placement, &sizes);
     void *sum = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (sum != MAP_FAILED) s->sum = (float *)sum;

@@ -29,6 +29,8 @@ struct array_sizes worker_sizes(const struct param_layout *layout, const struct 
     return (struct array_sizes){.whole = (double)layout->count,
                                 .owned = (double)owned,
                                 .slots = (double)param_layout_gradient_elements(layout, p->slots),
+                                .copy_slots =
+                                    (double)param_layout_gradient_elements(layout, p->copy_slots),
                                 .model = (double)model};
 }
 
