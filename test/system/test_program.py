@@ -379,7 +379,7 @@ def test_replicas_do_not_lag(data, tmp_path, changes):
     """With --lead off, replicas lag behind the model by about the mean age. With auto, the mean replica
     equals the model. (With --carry it is ahead, by as much as carried gradients are late.)"""
     def lag(**more):
-        log = train(data, tmp_path / more["lead"], steps=200, packet_bytes=256, val=None, warmup=10,
+        log = train(data, tmp_path / more["lead"], steps=120, packet_bytes=256, val=None, warmup=10,
                     drift_samples=4096, workers=8, batch=1, seq=16, carry=0, **changes, **more)
         steps = [e for e in log if e["event"] == "step"][30:]
         return sum(e["lag"] for e in steps) / len(steps)
