@@ -16,7 +16,7 @@ OPTIONS = ["CUDA=1", "BARE=1", "BLAS=none", "MPI=0", "SECURE=0", "VERBS=0", "WER
 PROGRAMS = ["gpu_check", "gpu_bench", "test/cuda/test_operators_device"]
 
 OPTIMISE = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
-COMMON = [*OPTIMISE, "-g", "-fopenmp", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
+COMMON = [*OPTIMISE, "-g1", "-fopenmp", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
 CC = ["gcc", "-I.", "-D_GNU_SOURCE", "-DGEMM_PLAIN", "-Idev/bare", "-std=c11", *COMMON]
 GENCODE = ["-gencode", "arch=compute_80,code=sm_80", "-gencode",
            "arch=compute_90,code=[sm_90,compute_90]"]
