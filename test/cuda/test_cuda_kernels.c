@@ -3,7 +3,6 @@
  *
  * With sanitizers, which are slow, it uses small shapes, and only the first order for float32 and
  * the second for bfloat16; test_same_bits_in_any_order_of_threads uses three orders for both.
- * The PTX of the kernels (PTX_TARGET) takes two orders: what depends on the order is in the sources.
  * Takes 30 s.
  */
 #include "test/llmc/operators.h"
@@ -58,11 +57,10 @@ int main(void) {
     size_t most_work[] = {500000, 40000};
     const bool slow = false;
 #endif
-    const int most_orders = getenv("PTX_TARGET") ? 2 : LENGTH(orders);
     int failures = 0;
     for (int half = 0; half < 2; half++) {
         subject.backend = kernels_backend(half);
-        const int first = slow ? half : 0, end = slow ? half + 1 : most_orders;
+        const int first = slow ? half : 0, end = slow ? half + 1 : LENGTH(orders);
         for (order = first; order < end; order++) {
             char name[64];
             subject.most_work = most_work[order > 0];
