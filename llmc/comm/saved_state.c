@@ -16,8 +16,8 @@
 
 /* ---- runs ------------------------------------------------------------------------------- */
 
-static bool
-own_replicas(const struct data_parallel *d) { /* all elements may differ from the model */
+/* Whether all elements of a replica may differ from the model. */
+static bool own_replicas(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_NAIVE;
 }
 
@@ -244,21 +244,19 @@ static int get_table(const struct source *s, int worker, const char *what, size_
 /* Copies to a worker's moments the elements that a saved worker has. Returns their number, or -1
  * after reporting. */
 static int64_t take_moments(const struct data_parallel *d, const struct source *s, int from,
-                            const struct worker *w) {
-    struct moments mine;
+                            const struct worker *w, const struct moments *mine) {
     struct table table;
     size_t elements, i = 0, before = 0, taken = 0;
-    find_moments(d, w, &mine);
     if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
     const struct safetensors_view *sm = get(s, from, "m", "F32", (int64_t)elements, 0);
     const struct safetensors_view *sv = sm ? get(s, from, "v", "F32", (int64_t)elements, 0) : NULL;
     if (!sv) return -1;
     for (size_t k = 0; k < table.runs; k++) {
         const struct run theirs = run_at(&table, k, &before);
-        while (i < mine.runs && mine.run[i].offset + mine.run[i].count <= theirs.offset) i++;
-        for (size_t j = i; j < mine.runs && mine.run[j].offset < theirs.offset + theirs.count;
+        while (i < mine->runs && mine->run[i].offset + mine->run[i].count <= theirs.offset) i++;
+        for (size_t j = i; j < mine->runs && mine->run[j].offset < theirs.offset + theirs.count;
              j++) {
-            const struct run both = run_common(mine.run[j], theirs);
+            const struct run both = run_common(mine->run[j], theirs);
             const size_t at = (theirs.state + (both.offset - theirs.offset)) * sizeof(float);
             const size_t bytes = both.count * sizeof(float);
             d->be->upload(w->m + both.state, (const char *)sm->data + at, bytes);
@@ -272,62 +270,75 @@ static int64_t take_moments(const struct data_parallel *d, const struct source *
 /* Reads moments from all saved workers, or from one if each has moments of everything. */
 static int load_moments(const struct data_parallel *d, const struct source *s, bool saved_whole,
                         const struct worker *w) {
+    struct moments mine;
     int64_t taken = 0;
+    find_moments(d, w, &mine);
     int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
     for (int from = first; from <= last; from++) {
-        int64_t n = take_moments(d, s, from, w);
+        int64_t n = take_moments(d, s, from, w, &mine);
         if (n < 0) return -1;
         taken += n;
     }
-    const size_t needed = d->placement.steps_alone ? d->layout->count : w->owned;
-    if ((size_t)taken == needed) return 0;
+    if ((size_t)taken == mine.elements) return 0;
     return log_error("'%s' has moments of %lld of the %zu parameters that worker %d needs",
-                     s->directory, (long long)taken, needed, w->id);
+                     s->directory, (long long)taken, mine.elements, w->id);
 }
 
 /* Writes the values of all runs of a table to a replica. */
-static int load_values(const struct data_parallel *d, const struct table *table,
-                       const struct safetensors_view *values, const struct worker *w) {
-    const size_t P = d->layout->count;
+static void take_values(const struct data_parallel *d, const struct table *table,
+                        const struct safetensors_view *values, float *replica) {
     size_t before = 0;
-    float *replica = host_vector(d->vectors.memory, w->params, P, true);
-    if (!replica) return -1;
     for (size_t i = 0; i < table->runs; i++) {
         const struct run run = run_at(table, i, &before);
         write_replica(d, replica, run.offset,
                       (const char *)values->data + run.state * sizeof(float), run.count);
     }
-    if (replica != w->params) d->vectors.memory->upload(w->params, replica, P * sizeof *replica);
-    host_vector_end(d->vectors.memory, replica);
-    return 0;
 }
 
-/* Reads the values that the last broadcast of the other workers sent, if they were ahead of the
+/* Takes the values that the last broadcast of the other workers sent, if they were ahead of the
  * model: a replica holds them, except where it is stale. */
-static int load_ahead(const struct data_parallel *d, const struct source *s,
-                      const struct worker *w) {
+static int take_ahead(const struct data_parallel *d, const struct source *s, int worker,
+                      float *replica) {
     for (int from = 0; from < s->workers; from++) {
         struct table table;
         size_t elements;
         char name[64];
         snprintf(name, sizeof name, "worker.%d.ahead", from);
-        if (from == w->id || !lossynet_is_partner_of(d->comm, w->id, from) ||
+        if (from == worker || !lossynet_is_partner_of(d->comm, worker, from) ||
             !safetensors_find(s->file[from / (s->workers / s->ranks)], name))
             continue;
         if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
         const struct safetensors_view *ahead = get(s, from, "ahead", "F32", (int64_t)elements, 0);
-        if (!ahead || load_values(d, &table, ahead, w)) return -1;
+        if (!ahead) return -1;
+        take_values(d, &table, ahead, replica);
     }
     return 0;
 }
 
-static int load_replica(const struct data_parallel *d, const struct source *s,
-                        const struct worker *w) {
+static int take_stale(const struct data_parallel *d, const struct source *s, int worker,
+                      float *replica) {
     struct table table;
     size_t elements;
-    if (get_table(s, w->id, "stale", d->layout->count, &table, &elements)) return -1;
-    const struct safetensors_view *values = get(s, w->id, "replica", "F32", (int64_t)elements, 0);
-    return values ? load_values(d, &table, values, w) : -1;
+    if (get_table(s, worker, "stale", d->layout->count, &table, &elements)) return -1;
+    const struct safetensors_view *values = get(s, worker, "replica", "F32", (int64_t)elements, 0);
+    if (!values) return -1;
+    take_values(d, &table, values, replica);
+    return 0;
+}
+
+/* Reads what differs from the model in a replica, which is copied from a device and back once.
+ * ahead: also what the last broadcast sent. */
+static int load_replica(const struct data_parallel *d, const struct source *s,
+                        const struct worker *w, bool ahead) {
+    const struct backend *be = d->vectors.memory;
+    const size_t P = d->layout->count;
+    float *replica = host_vector(be, w->params, P, true);
+    if (!replica) return -1;
+    int status = ahead ? take_ahead(d, s, w->id, replica) : 0;
+    if (!status) status = take_stale(d, s, w->id, replica);
+    if (!status && replica != w->params) be->upload(w->params, replica, P * sizeof *replica);
+    host_vector_end(be, replica);
+    return status;
 }
 
 /* Loads the network's state. *fits: whether it was saved by a network with the same shape. */
@@ -471,8 +482,7 @@ static int load(const struct data_parallel *d, const struct source *s, const jso
         status = load_moments(d, s, saved_whole, w);
         if (status || !same) continue;
         status = load_network(d, s, w->id, &fits);
-        if (!status && fits) status = load_ahead(d, s, w);
-        if (!status && (fits || own_replicas(d))) status = load_replica(d, s, w);
+        if (!status && (fits || own_replicas(d))) status = load_replica(d, s, w, fits);
     }
     if (!status && same) status = load_network(d, s, LOSSYNET_ALL_WORKERS, &drift_fits);
     if (s->workers != d->workers)
