@@ -11,9 +11,10 @@
 extern "C" {
 #endif
 
-/* Parses and checks the command line, and resolves `--resume auto`: all ranks take the checkpoint that
- * rank 0 finds. With --meet, views_open resolves it. Collective; all ranks get the same result: 0, or
- * the exit code after one line on one rank's stderr. The exit code is 2, or 1 if files are wrong. The line names a rank whose command line is wrong or differs from rank 0's,
+/* Parses and checks the command line, and resolves `--resume auto`: all ranks take the checkpoint
+ * that rank 0 finds. With --meet, views_open resolves it. Collective; all ranks get the same
+ * result: 0, or the exit code after one line on one rank's stderr. The exit code is 2, or 1 if
+ * files are wrong. The line names a rank whose command line is wrong or differs from rank 0's,
  * because that rank would leave the others waiting, or train something else. `revision` is the
  * program's, and must be the same on all ranks. */
 int validate_command_line(int argc, char **argv, const struct lossynet_world *world,

@@ -84,8 +84,8 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
 
 /* Copies the owners' shards, or the whole vectors of all workers, to where the network reads
  * them (send), or back (receive). to: ARRAY_COMM_PARAMS or ARRAY_COMM_GRADS; ARRAY_PARAMS or
- * ARRAY_GRADS, whose shards are averages with masters (worker_move). pipeline_send
- * waits for the copies. */
+ * ARRAY_GRADS, whose shards are averages with masters (worker_move). pipeline_send waits for the
+ * copies. */
 void pipeline_send(const struct bucket_pipeline *s, enum array to, bool shards);
 void pipeline_receive(const struct bucket_pipeline *s, enum array to, bool shards);
 

@@ -46,10 +46,10 @@ struct group_sum {
     const float **members; /* [size], the vectors that are added */
 };
 
+/* Where each member's device reads what all members have. */
 struct group_peers {
-    bool
-        mapped; /* each member's device reads the gradients of all, and replicas with masters ... */
-    const void **grads, **replica; /* ... here: [size], addresses for operations, or NULL */
+    bool mapped;                   /* it does: gradients and, with masters, replicas */
+    const void **grads, **replica; /* [size], addresses for operations, or NULL */
 };
 
 struct group {

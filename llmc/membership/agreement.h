@@ -133,8 +133,9 @@ void agreement_watch(struct agreement *a, double now);
  * together. */
 void agreement_hasten(struct agreement *a);
 
-/* Ends the view, whose members all stop, by making an empty one. A process that the run had left out
- * stops, too, when it sees that. The run may begin again, with other options. Returns STORE_CHANGED if there is a newer view, which stays. */
+/* Ends the view, whose members all stop, by making an empty one. A process that the run had left
+ * out stops, too, when it sees that. The run may begin again, with other options. Returns
+ * STORE_CHANGED if there is a newer view, which stays. */
 enum store_status agreement_dissolve(struct agreement *a);
 /* The first marks the run as complete, and the second removes this process's registration. */
 enum store_status agreement_complete(struct agreement *a);

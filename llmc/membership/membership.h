@@ -65,9 +65,10 @@ const struct view *membership_view(const struct membership *m);
  * The new view takes in processes that wait to join and can be reached. Members that stay keep
  * their order; joiners follow (member.joined == view.epoch). Epochs may be skipped. A process that
  * was left out registers again and returns as a joiner. takes_in: false after a view that was not
- * begun; then the next one has no new members, which may be at fault. If the store does not answer, this is
- * reported once, and the function waits. Returns 0; 1 if another member has marked the run as
- * complete, or if the members of a later view have all stopped, which is reported; -1 after reporting, also if a signal asks the program to stop. */
+ * begun; then the next one has no new members, which may be at fault. If the store does not answer,
+ * this is reported once, and the function waits. Returns 0; 1 if another member has marked the run
+ * as complete, or if the members of a later view have all stopped, which is reported; -1 after
+ * reporting, also if a signal asks the program to stop. */
 int membership_next_view(struct membership *m, const bool *missing, bool takes_in);
 
 /* Whether to call membership_next_view although no rank is missing. It is true if the store has a
