@@ -413,10 +413,14 @@ static void fiber(void) {
     abort();
 }
 
-/* NaN in float32 and in bfloat16. memset is avoided, since the thread sanitizer would notice it. */
+/* NaN in float32 and in bfloat16. The thread sanitizer would notice memset. */
 static void fill_with_nan(void *p, size_t bytes) {
+#ifdef CUDA_EMU_TSAN
     for (size_t i = 0; i < bytes / 4; i++) ((volatile uint32_t *)p)[i] = 0xffffffffu;
     for (size_t i = bytes / 4 * 4; i < bytes; i++) ((volatile unsigned char *)p)[i] = 0xff;
+#else
+    if (bytes) memset(p, 0xff, bytes);
+#endif
 }
 
 #ifdef CUDA_EMU_TSAN
@@ -458,9 +462,15 @@ static void set_up(void) {
     stacks = (char *)mmap(NULL, STACK * STACKS, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!shared || stacks == MAP_FAILED) fail("no memory for stacks");
-    for (int i = 0; i < STACKS; i++) mprotect(stacks + i * STACK, 4096, PROT_NONE); /* overflow */
     for (int i = 0; i < MOST_THREADS; i++) threads[i].stack = stacks + i * STACK;
     TSAN(announce_to_tsan());
+}
+
+/* Makes the page below each stack that a launch uses inaccessible, so that an overflow is a fault. */
+static void guard_stacks(void) {
+    static int guarded;
+    for (; guarded < count * (STACKS / MOST_THREADS); guarded++)
+        if (mprotect(stacks + guarded * STACK, 4096, PROT_NONE)) fail("no memory for stacks");
 }
 
 static void set_up_block(uint32_t block) {
@@ -532,6 +542,7 @@ void run(void (*kernel_)(void *), void *arguments_, dim3 grid, dim3 block, size_
     kernel = kernel_, arguments = arguments_;
     grid_size = grid, block_size = block, shared_bytes = bytes;
     count = (int)size, warps = (count + LANES - 1) / LANES;
+    guard_stacks();
     std::vector<char> saved(static_shared,
                             static_shared + static_bytes); /* thread_locals of others */
     uint64_t step = 1, start = 0;
