@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Runs the tests: first several at the same time, then, one after the other, those that need the machine
-to themselves (conftest.py says which). The first part runs two processes more than the machine has
+to themselves (conftest.py says which). The first part runs three processes more than the machine has
 cores, because some tests wait most of the time.
 
     test/run.py [--quick] [PYTEST ARGUMENT]...
@@ -33,7 +33,7 @@ def parallel():
         import xdist.plugin  # pylint: disable=import-outside-toplevel
     except ImportError:
         return []
-    workers = min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
+    workers = min(len(os.sched_getaffinity(0)) + 3, MOST_WORKERS)
     # Groups start in the order of conftest.py, the longest first. Newer releases of xdist would
     # otherwise reorder them.
     order = "--no-loadscope-reorder"

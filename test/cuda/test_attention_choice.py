@@ -9,6 +9,8 @@ import pytest
 from cudnn import fake_cudnn
 from program import BUILD, events, markov_files, run, succeed
 
+pytestmark = pytest.mark.takes(40)
+
 EMULATED = BUILD / "emulated" / "train_llama2"
 FASTER, SLOWER = "0,8,8,12", "0,4,4,8"  # clock in seconds; FASTER: own kernels from 0 to 8, cuDNN's 8 to 12
 

@@ -8,6 +8,8 @@ import pytest
 
 from program import BUILD, events, markov_files, planned_memory, run, succeed
 
+pytestmark = pytest.mark.takes(20)
+
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY, WIDTH, HIDDEN, LAYERS = 128, 32, 64, 2
 

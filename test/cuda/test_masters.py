@@ -5,6 +5,8 @@ import pytest
 
 from program import BUILD, events, markov_files, planned_memory, small_model, succeed
 
+pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
+
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
 WIDE = 288, 768, 6, 6  # the shape of --model=15M

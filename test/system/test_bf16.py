@@ -6,7 +6,7 @@ import pytest
 
 from program import instruction_sets, markov_files, read_log, succeed, tensors
 
-pytestmark = pytest.mark.spread
+pytestmark = [pytest.mark.spread, pytest.mark.takes(60)]
 
 VOCABULARY = 256
 INSTRUCTION_SETS = instruction_sets()

@@ -15,7 +15,7 @@ from program import (BUILD, MPI, PROGRAM, ROOT, TIMEOUT, events, read_log, run, 
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
-pytestmark = pytest.mark.takes(110)
+pytestmark = pytest.mark.takes(130)
 
 # ---- --preflight on this machine ----
 

@@ -26,6 +26,8 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "support")]
 from program import (BUILD, PROGRAM, ROOT, events, markov_files, run,  # pylint: disable=wrong-import-position
                      succeed, tensors)
 
+pytestmark = [pytest.mark.spread, pytest.mark.takes(140)]
+
 STORED = ROOT / "test" / "goldens" / "digests.json"
 PLAIN = BUILD / "plain" / "train_llama2"
 EMULATED = BUILD / "emulated" / "train_llama2"

@@ -13,7 +13,7 @@ from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, read_log, ru
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import one_line
 
-pytestmark = pytest.mark.takes(75)
+pytestmark = pytest.mark.takes(90)
 
 FOREVER = 10 ** 6
 

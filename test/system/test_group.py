@@ -9,6 +9,8 @@ from program import PROGRAM, ROOT, events, markov_files, run, succeed
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
+pytestmark = pytest.mark.takes(95)
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

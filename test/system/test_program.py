@@ -12,7 +12,7 @@ import pytest
 from program import (PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
                      run, succeed, tensors, write_tokens)
 
-pytestmark = pytest.mark.spread
+pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
 
 VOCABULARY = 128
 

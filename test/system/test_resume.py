@@ -17,7 +17,7 @@ import program
 from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens,
                      read_log, run, succeed, tensors, write_tokens)
 
-pytestmark = pytest.mark.spread
+pytestmark = [pytest.mark.spread, pytest.mark.takes(150)]
 
 VOCABULARY = 64
 PAUSE = "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS"  # a pause between the stages of a save

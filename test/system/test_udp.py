@@ -20,7 +20,7 @@ from test_program import data, numbers, settings, train, weights  # pylint: disa
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
-pytestmark = [pytest.mark.spread, pytest.mark.takes(60)]
+pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
 
 
 def one_line(done, status):

@@ -15,6 +15,8 @@ from test_program import data, settings, train, weights  # pylint: disable=unuse
 from test_udp import (MTU, NETWORK, PACKET, hosts, namespaces,  # pylint: disable=unused-import
                       one_line, options, reference, results, testbed, total, train_on)
 
+pytestmark = pytest.mark.takes(85)
+
 
 @pytest.mark.parametrize("name", ["low", "le2", "cs8", "af44", "af1", "64", "-1", "1.5"])
 def test_no_such_class(data, tmp_path, name):

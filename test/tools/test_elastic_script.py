@@ -14,6 +14,8 @@ from etcd import Etcd
 from program import PROGRAM, ROOT, TIMEOUT, environment_of, read_log
 from test_program import data, settings  # pylint: disable=unused-import
 
+pytestmark = pytest.mark.takes(20)
+
 needs_etcd = pytest.mark.skipif(not shutil.which("etcd"), reason="etcd is not installed")
 
 # The stand-in for the trainer. It notes how it is started, and does the next entry of `plan`: it ends by a

@@ -24,7 +24,7 @@ import gpu_prediction  # pylint: disable=wrong-import-position
 import gpu_check  # pylint: disable=wrong-import-position
 import gpu_report  # pylint: disable=wrong-import-position
 
-pytestmark = pytest.mark.takes(25)
+pytestmark = pytest.mark.takes(60)
 
 
 def start(out, *more, libraries="", broken=None):
