@@ -281,8 +281,7 @@ int views_open(struct options *o, const char *revision, struct views **out) {
 void views_close(struct views *v, enum views_end end) {
     if (!v) return;
     if (end == VIEWS_RUN_COMPLETE) membership_complete(v->membership);
-    if (end == VIEWS_RUN_STOPS && v->world.rank == 0 && !v->complete)
-        membership_dissolve(v->membership);
+    if (end == VIEWS_RUN_STOPS && !v->complete) membership_dissolve(v->membership);
     close_world(v);
     if (v->listener >= 0) close(v->listener); /* first: from now on others see that it has ended */
     membership_close(v->membership);

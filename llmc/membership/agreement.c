@@ -374,25 +374,30 @@ static enum agreement_result commit(struct agreement *a, const struct room *room
     return status == STORE_AWAY ? AGREEMENT_AWAY : AGREEMENT_WAIT; /* another proposal won */
 }
 
-enum store_status agreement_dissolve(struct agreement *a) {
+/* Whether rank 0 is there and can end the view. */
+static bool root_lives(const struct agreement *a, const struct room *room) {
+    enum reached reached = REACHED_NOT;
+    if (!registered(room, a->view.member[0].uid)) return false;
+    a->set.reach(a->set.context, a->view.member, 1, &reached);
+    return reached != REACHED_REFUSED;
+}
+
+enum agreement_result agreement_dissolve(struct agreement *a) {
     struct room room;
-    bool *all = malloc((size_t)a->view.members + 1);
-    struct view none = {0, 0, NULL, -1};
-    if (!all || look(a, &room) != AGREEMENT_WAIT) {
-        free(all);
-        return STORE_AWAY;
-    }
-    memset(all, true, (size_t)a->view.members);
-    enum store_status status = STORE_CHANGED;
-    if (room.view.epoch == a->view.epoch && !view_next(&room.view, all, NULL, 0, &none)) {
+    struct view none = {a->view.epoch + 1, 0, NULL, -1};
+    enum agreement_result result = look(a, &room);
+    if (result != AGREEMENT_WAIT) return result;
+    if (room.view.epoch != a->view.epoch) {
+        result = AGREEMENT_STOPPED;
+    } else if (a->view.self == 0 || !root_lives(a, &room)) {
         char *text = view_to_json(&none);
-        status = text ? commit_view(a, &room, &none, text, true) : STORE_AWAY;
+        const enum store_status status =
+            text ? commit_view(a, &room, &none, text, true) : STORE_AWAY;
+        result = status == STORE_AWAY ? AGREEMENT_AWAY : AGREEMENT_STOPPED;
         free(text);
     }
-    view_clear(&none);
     room_clear(&room);
-    free(all);
-    return status;
+    return result;
 }
 
 void agreement_find_ended(const struct agreement *a, bool *ended) {

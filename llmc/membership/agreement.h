@@ -134,9 +134,11 @@ void agreement_watch(struct agreement *a, double now);
 void agreement_hasten(struct agreement *a);
 
 /* Ends the view, whose members all stop, by making an empty one. A process that the run had left
- * out stops, too, when it sees that. The run may begin again, with other options. Returns
- * STORE_CHANGED if there is a newer view, which stays. */
-enum store_status agreement_dissolve(struct agreement *a);
+ * out stops, too, when it sees that. The run may begin again, with other options. Rank 0 does so,
+ * when it has written its last line; another member, if rank 0 has died before that. Returns
+ * AGREEMENT_STOPPED if there is a newer view; AGREEMENT_WAIT while rank 0 still has to do it; or
+ * AGREEMENT_AWAY, or AGREEMENT_FAILED after reporting. */
+enum agreement_result agreement_dissolve(struct agreement *a);
 /* The first marks the run as complete, and the second removes this process's registration. */
 enum store_status agreement_complete(struct agreement *a);
 enum store_status agreement_withdraw(struct agreement *a);

@@ -335,7 +335,18 @@ int membership_complete(struct membership *m) {
 }
 
 int membership_dissolve(struct membership *m) {
-    if (tell(m, agreement_dissolve) != STORE_AWAY) return 0;
+    static const double PATIENCE = 10; /* seconds; a rank 0 that dies is not registered after 5 */
+    const double end = log_seconds() + PATIENCE;
+    enum agreement_result result = AGREEMENT_WAIT;
+    for (int away = 0; away < ATTEMPTS && result != AGREEMENT_STOPPED && log_seconds() < end;) {
+        if (result == AGREEMENT_WAIT && m->agreement.view.self > 0) doze(0.02);
+        pthread_mutex_lock(&m->lock);
+        result = agreement_dissolve(&m->agreement);
+        pthread_mutex_unlock(&m->lock);
+        if (result != AGREEMENT_WAIT) away++;
+    }
+    if (result == AGREEMENT_STOPPED) return 0;
+    if (m->agreement.view.self > 0) return -1; /* rank 0 says it, if it lives */
     return log_error("cannot say to the store of %s that this rank and the others stop (%s); start "
                      "the run again with --meet-anew",
                      m->name, m->store->why);

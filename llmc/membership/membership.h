@@ -81,8 +81,9 @@ bool membership_has_changed(const struct membership *m);
  * that nobody listens at the member's address. Takes up to half a second. */
 void membership_find_ended(const struct membership *m, bool *ended);
 
-/* Ends the present view, whose members all stop together. The run is not complete, and may begin
- * again, from a checkpoint and with other options. Returns 0, or -1. */
+/* Ends the present view, whose members all stop together and all call this. The run is not complete,
+ * and may begin again, from a checkpoint and with other options. Rank 0 ends the view; the others
+ * wait for that, and do it if rank 0 has died. Returns 0, or -1. */
 int membership_dissolve(struct membership *m);
 
 /* Marks the run as complete, so that no process joins it or waits for it any more. Returns 0, or

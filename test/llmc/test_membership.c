@@ -598,6 +598,40 @@ static void test_who_was_left_out_stops_with_the_others(void **state) {
     leave(&late);
 }
 
+static void *dissolve_one(void *user) {
+    struct player *p = (struct player *)user;
+    p->status = membership_dissolve(p->m);
+    return NULL;
+}
+
+/* Rank 0 ends the view, and rank 1 waits for that. If rank 0 dies before, rank 1 does it. */
+static void test_rank_0_ends_the_view_or_dies(void **state) {
+    (void)state;
+    struct player p[2], left = player("ended", 1);
+    for (int dies = 0; dies < 2; dies++) {
+        two(dies ? "died" : "ended", p);
+        start(&p[1], dissolve_one);
+        for (int i = 0; i < 10; i++) {
+            doze();
+            assert_false(membership_has_changed(p[0].m));
+        }
+        if (dies)
+            close(p[0].socket); /* its registration stays for a while */
+        else
+            assert_int_equal(membership_dissolve(p[0].m), 0);
+        assert_int_equal(wait_for(&p[1]), 0);
+        start(&p[0], next_one); /* as a process that was left out */
+        assert_int_equal(wait_for(&p[0]), 1);
+        membership_close(p[0].m);
+        if (!dies) close(p[0].socket);
+        leave(&p[1]);
+    }
+    start(&left, open_one);
+    assert_int_equal(wait_for(&left), 0);
+    assert_int_equal(view(&left)->epoch, 3); /* the second is empty */
+    leave(&left);
+}
+
 /* All members end without a word to the store: their leases end. */
 static void test_a_run_whose_members_are_dead_is_taken_over(void **state) {
     (void)state;
@@ -682,6 +716,7 @@ int main(void) {
         cmocka_unit_test(test_a_store_that_is_not_there),
         cmocka_unit_test(test_a_complete_run_is_not_joined),
         cmocka_unit_test(test_who_was_left_out_stops_with_the_others),
+        cmocka_unit_test(test_rank_0_ends_the_view_or_dies),
         cmocka_unit_test(test_a_run_whose_members_are_dead_is_taken_over),
     };
     if (!etcd_built() || system("command -v etcd >/dev/null")) {

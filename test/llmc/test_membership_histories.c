@@ -471,7 +471,9 @@ static void stop_all(struct world *w, struct process *p) {
         if (r != p->a.view.self) end(process_of(w, &p->a.view.member[r]));
     p->busy = true;
     tell(w, "process %d ends the view", p->slot);
-    count.stops += agreement_dissolve(&p->a) == STORE_DONE;
+    enum agreement_result result;
+    while ((result = agreement_dissolve(&p->a)) == AGREEMENT_WAIT) stall(p, 0.1);
+    count.stops += result == AGREEMENT_STOPPED;
     p->busy = false;
     if (p->doomed)
         agreement_clear(&p->a);

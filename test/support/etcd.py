@@ -17,6 +17,14 @@ ASK = """import sys, urllib.request
 urllib.request.urlopen(sys.argv[1] + "/v3/kv/range", b'{"key": "AA=="}', timeout=5)"""
 
 
+def encoded(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def decoded(text):
+    return base64.b64decode(text).decode()
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -58,16 +66,24 @@ class Etcd:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
+    def members(self, run):
+        """What registered processes have written, by their UID, as (JSON, lease)."""
+        first, end = (encoded(f"{run}/member{c}") for c in "/0")
+        found = self.ask("/v3/kv/range", {"key": first, "range_end": end}).get("kvs", [])
+        return {decoded(entry["key"]).split("/")[-1]: (json.loads(decoded(entry["value"])), entry.get("lease"))
+                for entry in found}
+
     def leases(self, run):
         """The leases of all registered processes."""
-        first, end = (base64.b64encode(f"{run}/member{c}".encode()).decode() for c in "/0")
-        found = self.ask("/v3/kv/range", {"key": first, "range_end": end})
-        return {entry["lease"] for entry in found.get("kvs", [])}
+        return {lease for _, lease in self.members(run).values()}
 
     def value(self, key):
         """The text of a key, None if it is not there."""
-        found = self.ask("/v3/kv/range", {"key": base64.b64encode(key.encode()).decode()}).get("kvs")
-        return base64.b64decode(found[0].get("value", "")).decode() if found else None
+        found = self.ask("/v3/kv/range", {"key": encoded(key)}).get("kvs")
+        return decoded(found[0].get("value", "")) if found else None
+
+    def write(self, key, value):
+        self.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(json.dumps(value))})
 
     def holds(self, key):
         return self.value(key) is not None

@@ -476,6 +476,24 @@ def test_who_has_no_state_does_not_begin_anew(tmp_path, ranks, etcd):
     run2.end()
 
 
+def test_rank_0_dies_before_it_ends_the_view(tmp_path, ranks, etcd):
+    """All ranks have agreed to stop, and rank 0 dies before it says so to the store. Another one says it, so
+    that a process that was left out stops, too, and the run can begin again."""
+    run2 = ranks(2, peer_timeout=60)
+    run2.wait_steps(3)
+    first = next(i for i in range(2) if "Llama of" in run2.said_by(i))
+    etcd.pause()
+    try:
+        run2.process[first].send_signal(signal.SIGTERM)
+        run2.wait(lambda: run2.log()[-1]["event"] == "end")
+        run2.process[first].kill()
+    finally:
+        etcd.go_on()
+    assert run2.process[1 - first].wait(TIMEOUT) == 0
+    assert json.loads(etcd.value(f"{tmp_path.name}/view"))["members"] == []
+    assert not etcd.holds(f"{tmp_path.name}/options")
+
+
 def test_a_run_whose_last_step_is_not_saved_is_not_complete(data, tmp_path, etcd):
     out = tmp_path / "out"
     out.mkdir()
