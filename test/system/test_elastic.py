@@ -1,9 +1,12 @@
 """Tests --meet: ranks die, come back and join, while the others continue to train."""
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import threading
 import time
 
 import pytest
@@ -474,6 +477,31 @@ def test_who_has_no_state_does_not_begin_anew(tmp_path, ranks, etcd):
     run2.wait_steps(3)
     assert run2.log()[0] == first and contiguous(run2.log())
     run2.end()
+
+
+def test_a_rank_stops_alone_if_no_view_trains(tmp_path, ranks, etcd):
+    """Rank 0 of a view closes all connections, so that the view and those after it fail before anything is
+    trained. A rank that is asked to stop does not wait for one that trains."""
+    one = ranks(1)
+    one.wait_steps(3)
+    with socket.create_server(("127.0.0.1", 0)) as closes:
+        def close_all():
+            with contextlib.suppress(OSError):
+                while True:
+                    closes.accept()[0].close()
+
+        threading.Thread(target=close_all, daemon=True).start()
+        ((uid, me),) = ((uid, said) for uid, (said, _) in etcd.members(tmp_path.name).items())
+        other = {"address": f"127.0.0.1:{closes.getsockname()[1]}", "host": "closes", "pid": 1}
+        etcd.write(f"{tmp_path.name}/member/other", other)
+        etcd.write(f"{tmp_path.name}/view", {"epoch": 2, "members": [
+            {**other, "uid": "other", "joined": 1}, {**me, "uid": uid, "joined": 1}]})
+        one.wait(lambda: "rank 1 was not admitted" in one.said_by(0))
+        one.process[0].send_signal(signal.SIGTERM)
+        assert one.process[0].wait(TIMEOUT) == 1
+        closes.shutdown(socket.SHUT_RDWR)
+    assert one.said_by(0).splitlines()[-1].endswith("was asked to stop, and no view has trained for 10 s")
+    assert json.loads(etcd.value(f"{tmp_path.name}/view"))["epoch"] > 3
 
 
 def test_rank_0_dies_before_it_ends_the_view(tmp_path, ranks, etcd):
