@@ -670,10 +670,11 @@ static int prepare(struct trainer *t, bool training) {
 
 /* Trains a whole run or, with --meet, one view of it: the part that these ranks train together. */
 static int train_in_view(struct trainer *t) {
-    const char *from = views_are_new(t->run.views) ? t->run.options->resume : NULL;
     json_t *saved = NULL;
-    int failed = out_lock_take(t->run.options, &t->dp.world, &t->run.lock) ||
-                 (from && resume_open(from, &saved, &t->run.at));
+    int failed =
+        views_begin(t->run.views) || out_lock_take(t->run.options, &t->dp.world, &t->run.lock);
+    const char *from = views_are_new(t->run.views) ? t->run.options->resume : NULL;
+    if (!failed && from) failed = resume_open(from, &saved, &t->run.at);
     failed = failed || prepare(t, true) ||
              async_writer_open(&t->dp, &t->facts, t->tokenizer, t->run.at.step, t->continues,
                                &t->saver) ||

@@ -4,11 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/comm/common_facts.h"
 #include "llmc/log/error.h"
 
 enum { OWNER_BYTES = 600 };
@@ -68,12 +68,9 @@ static int take(const char *out, const char *run, struct out_lock *lock) {
 
 int out_lock_take(const struct options *o, const struct lossynet_world *world,
                   struct out_lock *lock) {
-    int32_t *failed = calloc((size_t)world->ranks, sizeof *failed);
-    if (!failed) return log_out_of_memory("the list of ranks", 0);
-    if (o->out && world->rank == 0) failed[0] = take(o->out, o->meet ? o->meet : "", lock);
-    const int status = lossynet_bootstrap_gather(world, failed, sizeof *failed) || failed[0];
-    free(failed);
-    return status ? -1 : 0;
+    int32_t failed = 0;
+    if (o->out && world->rank == 0) failed = take(o->out, o->meet ? o->meet : "", lock);
+    return common_answer(world, &failed, sizeof failed) || failed ? -1 : 0;
 }
 
 void out_lock_release(struct out_lock *lock) {

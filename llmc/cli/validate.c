@@ -154,8 +154,8 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     return 0;
 }
 
-/* With --meet, views.c checks for an earlier run and chooses the checkpoint, since the run may have
- * begun elsewhere. The model's shape is needed now. newest: as for resume_choose. */
+/* With --meet, views.c checks for an earlier run, and rank 0 of a view chooses the checkpoint, since
+ * the run may have begun elsewhere. The model's shape is needed now. newest: as for resume_choose. */
 static int find_start(struct options *o, const char *newest) {
     char here[RESUME_NAME_BYTES];
     if (!o->meet) {
@@ -164,6 +164,7 @@ static int find_start(struct options *o, const char *newest) {
     }
     struct options chosen = *o;
     const bool muted = log_muted;
+    o->model_given = o->model;
     log_muted = true;
     if (!resume_newest(o, here) && !resume_choose(&chosen, here)) o->model = chosen.model;
     log_muted = muted;
@@ -181,13 +182,9 @@ static int parse(int argc, char **argv, const struct lossynet_world *world, stru
  * status: of this rank's. Returns it, or the exit code after reporting. */
 static int share_newest(const struct lossynet_world *world, const struct options *o, int status,
                         char newest[RESUME_NAME_BYTES]) {
-    char(*all)[RESUME_NAME_BYTES] = calloc((size_t)world->ranks, sizeof *all);
-    if (!all) return log_out_of_memory("the list of ranks", 0), 1;
-    if (!status && !o->meet && world->rank == 0) status = resume_newest(o, all[0]);
-    if (lossynet_bootstrap_gather(world, all, sizeof *all)) status = 1;
-    memcpy(newest, all[0], sizeof *all);
-    free(all);
-    return status;
+    *newest = 0;
+    if (!status && !o->meet && world->rank == 0) status = resume_newest(o, newest);
+    return common_answer(world, newest, RESUME_NAME_BYTES) ? 1 : status;
 }
 
 /* Checks a command line that is parsed. */

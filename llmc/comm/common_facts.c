@@ -2,6 +2,7 @@
 #include "llmc/comm/common_facts.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -62,4 +63,14 @@ json_t *common_facts_json(const struct options *o, const char *run) {
     for (int i = 0; i < FACTS; i++)
         json_object_set_new(all, common_fact_names[i], json_string(facts.text[i]));
     return all;
+}
+
+int common_answer(const struct lossynet_world *world, void *answer, size_t bytes) {
+    char *all = calloc((size_t)world->ranks, bytes);
+    if (!all) return log_out_of_memory("the answers of all ranks", (double)world->ranks * bytes);
+    memcpy(all + (size_t)world->rank * bytes, answer, bytes);
+    const int status = lossynet_bootstrap_gather(world, all, bytes) ? -1 : 0;
+    memcpy(answer, all, bytes);
+    free(all);
+    return status;
 }

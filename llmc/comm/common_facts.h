@@ -8,7 +8,10 @@
 #ifndef LLMC_COMM_COMMON_FACTS_H
 #define LLMC_COMM_COMMON_FACTS_H
 
+#include <stddef.h>
+
 #include "llmc/options/options.h"
+#include "lossynet/lossynet.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,6 +33,9 @@ int common_facts_find(const struct options *o, const char *run, struct common_fa
 /* The options and facts that must be the same in all processes that meet by --meet, as JSON. run:
  * its name. The caller releases it. NULL after reporting. */
 json_t *common_facts_json(const struct options *o, const char *run);
+
+/* Replaces *answer, of `bytes` bytes, by rank 0's. Collective. Returns 0, or -1 after reporting. */
+int common_answer(const struct lossynet_world *world, void *answer, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -25,7 +25,8 @@ enum { FAILURES_MOST = 50 };
 static const double STOP_SECONDS = 10;
 
 struct views {
-    const struct options *options;
+    struct options *options;
+    const char *resume; /* --resume, if the run may begin with this process; else NULL */
     struct membership *membership;
     int listener; /* -1: none */
     int local;    /* workers on each rank */
@@ -243,14 +244,11 @@ static bool is_first(const struct view *v) {
     return true;
 }
 
-/* Before a first view: this run cannot have written any files yet, and may begin at a checkpoint of
- * another one. Returns 0, or the exit code after reporting. */
-static int find_start(struct options *o, bool tells) {
-    char newest[RESUME_NAME_BYTES];
+/* Before a first view: this run cannot have written any files yet. Returns 0, or the exit code after
+ * reporting. */
+static int check_earlier_run(const struct options *o, bool tells) {
     log_muted = !tells;
-    int status = earlier_run_check(o) ? 2 : 0; /* another start would fail in the same way */
-    if (!status) status = resume_newest(o, newest);
-    if (!status) status = resume_choose(o, newest);
+    const int status = earlier_run_check(o) ? 2 : 0; /* another start would fail in the same way */
     log_muted = false;
     return status;
 }
@@ -269,10 +267,10 @@ int views_open(struct options *o, const char *revision, struct views **out) {
     if (status) return status;
     if (is_first(membership_view(v->membership))) {
         v->start = membership_view(v->membership)->epoch;
-        status = find_start(o, membership_view(v->membership)->self == 0);
-    } else {
-        o->resume = NULL; /* the others have the state; checkpoints come and go meanwhile */
+        v->resume = o->resume;
+        status = check_earlier_run(o, membership_view(v->membership)->self == 0);
     }
+    o->resume = NULL; /* until views_begin; or others have the state, and checkpoints come and go */
     if (status) return status;
     v->since = v->stands = log_seconds();
     return meet(v) ? v->complete ? VIEWS_COMPLETE : 1 : 0;
@@ -309,6 +307,20 @@ bool views_are_new(const struct views *v) {
 }
 
 /* ---- in a view -------------------------------------------------------------------------- */
+
+int views_begin(struct views *v) {
+    struct {
+        int32_t failed;
+        char newest[RESUME_NAME_BYTES];
+    } start = {0};
+    if (!v) return 0;
+    struct options *o = v->options;
+    const bool begins = v->resume && !v->first;
+    if (begins) o->resume = v->resume, o->model = o->model_given;
+    if (begins && v->world.rank == 0) start.failed = resume_newest(o, start.newest);
+    if (common_answer(&v->world, &start, sizeof start) || start.failed) return -1;
+    return begins && resume_choose(o, start.newest) ? -1 : 0;
+}
 
 /* Whether nobody in a view has the run's state, although the run has begun: all who had it are gone.
  * Then these ranks do not begin anew, but stay until one that has the state joins them again. */

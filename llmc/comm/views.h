@@ -5,6 +5,7 @@
  * its state out of the comm (handover.h), and the next view begins:
  *
  *     views_open       joins the run; waits until a view has this process in it
+ *     views_begin      where the run has not begun: takes the checkpoint that rank 0 begins at
  *     views_enter      in a new comm: receives the state that the other ranks bring
  *     views_report     reports which ranks left and joined
  *     views_tell, views_end_here    in each step: whether a process waits to join
@@ -36,13 +37,12 @@ int views_check(const struct options *o, int ranks);
  * reporting. */
 int views_preflight(const struct options *o, const char *revision, bool tell);
 
-/* Chooses the checkpoint of --resume (resume_choose) if nobody has the run's state; otherwise sets
- * o->resume to NULL, since this process needs none.
- * Joins the run that --meet names; if the run has not begun, waits until --meet-ranks processes are
+/* Joins the run that --meet names; if the run has not begun, waits until --meet-ranks processes are
  * there. Then meets the ranks of the first view that has this process in it. *out stays NULL
  * without --meet, and in modes that do not train. Returns 0; the program's exit code after
- * reporting; or VIEWS_COMPLETE if the run has ended already, which it prints. The caller closes
- * *out in any case. */
+ * reporting; or VIEWS_COMPLETE if the run has ended already, which it prints. With --meet,
+ * o->resume is NULL afterwards; views_begin sets it. The caller closes *out in any case; it keeps
+ * `o`. */
 enum { VIEWS_COMPLETE = -1 };
 int views_open(struct options *o, const char *revision, struct views **out);
 /* How the run ends for this process: with an error, after which other ranks may go on; together
@@ -60,6 +60,10 @@ bool views_are_complete(const struct views *v);
  * the same lines as at the start of a run. */
 bool views_are_new(const struct views *v);
 
+/* Call first in each view. If nobody has trained yet, sets o->resume and o->model of views_open
+ * (resume_choose) to the checkpoint that --resume means on rank 0. Collective. Returns 0, or -1
+ * after reporting here or on another rank. */
+int views_begin(struct views *v);
 /* Call after data_parallel_open. *at and last (handover.h): in, how far this rank has come; out,
  * where the run goes on. *continues: the run goes on, and all vectors have its state; otherwise it
  * begins here. Collective. Returns 0, or -1 after reporting. */

@@ -52,6 +52,7 @@ struct options {
     bool given[OPTIONS_MOST]; /* the lines of the table that the command line names */
     /* model */
     const char *model;                     /* preset name or checkpoint directory */
+    const char *model_given;               /* --meet: before --resume auto found a checkpoint */
     int vocabulary;                        /* 0: from the data */
     int device, dtype, recompute, threads; /* recompute: as in activations.h */
     bool tune;

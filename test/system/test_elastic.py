@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -520,6 +521,31 @@ def test_rank_0_dies_before_it_ends_the_view(tmp_path, ranks, etcd):
     assert run2.process[1 - first].wait(TIMEOUT) == 0
     assert json.loads(etcd.value(f"{tmp_path.name}/view"))["members"] == []
     assert not etcd.holds(f"{tmp_path.name}/options")
+
+
+def test_all_ranks_resume_from_the_checkpoint_of_rank_0(data, tmp_path, etcd):
+    """Each process sees a folder of its own. A checkpoint that only rank 1 has does not count. Rank 2 lacks that
+    of rank 0 and says so; the others go on without it."""
+    class Apart(Ranks):
+        def words(self, i):
+            return ["sh", "-c", f'cd {tmp_path}/{i} && exec "$@"', "sh"], ["--out=out"]
+
+        def start(self, *more):
+            super().start(*more)
+            self.wait(lambda: len(etcd.members("apart")) == len(self.process) or len(self.process) == 3)
+
+    for i in range(3):
+        (tmp_path / str(i)).mkdir()
+    succeed(*settings(data, tmp_path / "1" / "out", workers=1, seq=32, val=None, steps=4, save_every=2, keep=0))
+    shutil.copytree(tmp_path / "1" / "out", tmp_path / "0" / "out")
+    shutil.rmtree(tmp_path / "0" / "out" / "checkpoint-00000004")
+    apart = Apart(data, tmp_path / "out", etcd.url("apart"), 3, steps=2, resume="auto")
+    try:
+        assert [p.wait(TIMEOUT) for p in apart.process] == [0, 0, 1], [apart.said_by(i) for i in range(3)]
+    finally:
+        apart.kill()
+    assert "resumed from out/checkpoint-00000002 after 2 steps" in apart.said_by(0)
+    assert "rank 0 goes on from 'out/checkpoint-00000002', which is not there on this rank" in apart.said_by(2)
 
 
 def test_a_run_whose_last_step_is_not_saved_is_not_complete(data, tmp_path, etcd):
