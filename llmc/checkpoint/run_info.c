@@ -30,10 +30,15 @@ static void announce_rule(const struct run_info *run) {
     const struct options *o = run->options;
     const bool leads = o->lead == OPTION_LEAD_AUTO;
     const bool again = o->repair[0] || o->repair[1];
+    const bool small = o->wire_dtype >= OPTION_WIRE_INT8 && !o->multicast;
+    const bool both = o->repair[1] == OPTION_AUTO ? small : o->repair[1] > 0;
     const bool loses = o->loss_rate[0] > 0 || o->loss_rate[1] > 0 || run->ranks > 1;
     if (o->algorithm != ALGORITHM_LOSSY || run->workers == 1 || !loses) return;
     printf("against loss: %s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
-           leads && again ? ", " : "", again ? "lost gradients go again" : "",
+           leads && again ? ", " : "",
+           !again ? ""
+           : both ? "lost packets go again"
+                  : "lost gradients go again",
            (leads || again) && run->carries ? ", " : "",
            run->carries ? "the rest is carried over" : "",
            leads || again || run->carries ? "" : "nothing");
@@ -53,7 +58,7 @@ void run_info_announce(const struct run_info *run) {
     const struct options *o = run->options;
     const double gradient = o->loss_rate[0], parameter = o->loss_rate[1];
     const bool lossless = o->algorithm == ALGORITHM_RELIABLE;
-    const bool tells_type = o->wire_dtype != OPTION_WIRE_FLOAT32 || o->wire_dtype_chosen;
+    const bool tells_type = o->wire_dtype != OPTION_WIRE_FLOAT32;
     if (run->rank > 0 || o->quiet) return;
     printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s%s\n",
            (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
@@ -71,11 +76,16 @@ void run_info_announce(const struct run_info *run) {
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)options_micro_batches(o, run->workers) * run->batch * run->seq);
     if (run->workers > 1)
-        printf(", %zu packets of %zu bytes%s%s%s over %s", run->packets, run->packet_bytes,
+        printf(", %zu packets of %zu bytes%s%s over %s", run->packets, run->packet_bytes,
                tells_type ? " of " : "", tells_type ? option_wire_dtype_names[o->wire_dtype] : "",
-               o->wire_dtype_chosen ? " (--wire-dtype auto)" : "", run->link);
+               run->link);
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
+    if (run->workers > 1 && tells_type && o->wire_dtype_chosen)
+        printf("--wire-dtype auto: %s, which %s\n", option_wire_dtype_names[o->wire_dtype],
+               o->wire_dtype == OPTION_WIRE_BF16 ? "the GPU computes in"
+               : options_given(o, &o->link_gbps) ? "suits so slow a link"
+                                                 : "pays for packets that go again");
     announce_rule(run);
     options_print_unused(o);
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {

@@ -173,6 +173,7 @@ static int find_start(struct options *o, const char *newest) {
 
 static int parse(int argc, char **argv, const struct lossynet_world *world, struct options *o) {
     const int status = options_parse(argc, argv, o);
+    if (!status) comm_choose_wire(o);
     if (status || o->help) return status;
     return !backend_cpu(DTYPE_FLOAT32) || (!o->version && validate_group(o, world)) ? 2 : 0;
 }

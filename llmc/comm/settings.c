@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llmc/model/config.h"
 #include "llmc/log/error.h"
@@ -66,6 +67,46 @@ void comm_plan(const struct options *o, int workers, int ranks, struct memory_pl
     for (int device = 0; device < 2; device++)
         s->run.carries[device] = comm_carry(o, ranks, device) > 0;
 }
+
+/* ---- the type on the wire ---------------------------------------------------------------- */
+
+/* Whether so many packets are lost on purpose that --repair auto sends some again. */
+static bool sends_again(const struct options *o) {
+    if (o->algorithm != ALGORITHM_LOSSY || o->plain) return false;
+    for (int phase = 0; phase < 2; phase++)
+        if (o->repair[phase] == OPTION_AUTO &&
+            lossynet_rounds_at((lossynet_phase)phase, o->loss_rate[phase], 0) > 0)
+            return true;
+    return false;
+}
+
+/* Whether the link of --link-gbps takes longer than computing. A step takes 6 operations for each
+ * parameter and token, and sends 4 bytes for each parameter, in bf16; a group shares them. Of
+ * devices it is only assumed how many operations a second they make. */
+static bool link_is_the_limit(const struct options *o, bool gpu) {
+    const double tokens = (double)o->micro_batches * o->batch * (o->seq ? o->seq : 1024);
+    const double computing = 6 * tokens / (gpu ? 3e14 : 1e11);
+    const int group = o->group && atoi(o->group) > 1 ? atoi(o->group) : 1;
+    return options_given(o, &o->link_gbps) && 4 * 8 / (o->link_gbps * 1e9 * group) > computing;
+}
+
+/* int8 costs no perplexity that can be measured (lossynet/partition/wire_dtypes.md), and has half
+ * the bytes of bf16. So it pays for sending lost packets of both phases again. */
+void comm_choose_wire(struct options *o) {
+    const bool broadcasts = o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
+    const bool gpu = o->device == DEVICE_CUDA ||
+                     (o->device == DEVICE_AUTO && access("/dev/nvidiactl", F_OK) == 0);
+    if (o->wire_dtype != OPTION_WIRE_AUTO) return;
+    o->wire_dtype_chosen = true;
+    o->wire_dtype = OPTION_WIRE_FLOAT32;
+    if (!broadcasts || o->gpu_direct || o->plain) return;
+    if (sends_again(o) || link_is_the_limit(o, gpu))
+        o->wire_dtype = OPTION_WIRE_INT8;
+    else if (gpu && o->dtype != OPTION_DTYPE_FLOAT32)
+        o->wire_dtype = OPTION_WIRE_BF16;
+}
+
+/* ---- rounds ------------------------------------------------------------------------------ */
 
 /* Only gradients are worth sending again at full size. Small packets leave room for both phases. */
 static int rounds_of(const struct options *o, lossynet_phase phase) {

@@ -31,6 +31,10 @@ struct lossynet_settings comm_settings(const struct options *options,
                                        const struct param_layout *layout, int workers, int ranks,
                                        bool on_device);
 
+/* Replaces --wire-dtype auto, the default, by the type that it stands for with these options. Call
+ * it after options_parse, before anything below. */
+void comm_choose_wire(struct options *options);
+
 /* Whether packets can be lost: on purpose, or by the link between so many ranks. */
 bool comm_may_lose(const struct options *options, int ranks);
 

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL};
 const char *const schedule_names[] = {"cosine", "wsd", "linear", "constant", NULL};
@@ -159,8 +158,9 @@ static const struct option_entry table[] = {
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
         "parameters (not with --multicast). One number is for both. auto: as many as the measured "
-        "loss asks for: of gradients until at most a fifteenth stays lost, none at 5% loss, one at "
-        "20%; of parameters only with --wire-dtype int8 or int4, one at 40%. Algorithm lossy"),
+        "loss asks for, until at most a fifteenth of the gradients stays lost: none at 5% loss, "
+        "one at 20%, two at 40%. Of parameters one at most, and only with --wire-dtype int8 or "
+        "int4. Algorithm lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of int8 and int4 as much as "
@@ -179,13 +179,15 @@ static const struct option_entry table[] = {
     INTEGER("packet-bytes", packet_bytes, RUN, "0", 0, 65532,
             "payload of a packet in bytes, a multiple of 4; 0: as much as a datagram carries, at "
             "most 4096"),
-    ONE_OF("wire-dtype", wire_dtype, RESUMED, "float32", option_wire_dtype_names,
-           "float32|bf16|int8|int4|auto",
-           "type in which gradients and parameters travel; owners keep float32. bf16: half the "
-           "bytes. int8: a quarter, in blocks of 32 with a scale. int4: an eighth for gradients, "
-           "and int8 for parameters. auto: int8 where at --link-gbps packets of bf16 would take "
-           "longer than computing, else bf16 on a GPU, else float32; the first lines of a run say "
-           "which. Algorithms lossy and reliable"),
+    ONE_OF(
+        "wire-dtype", wire_dtype, RESUMED, "auto", option_wire_dtype_names,
+        "float32|bf16|int8|int4|auto",
+        "type in which gradients and parameters travel; owners keep float32. bf16: half the "
+        "bytes. int8: a quarter, in blocks of 32 with a scale. int4: an eighth for gradients, "
+        "and int8 for parameters. auto: int8 where --loss-rate is so high that --repair auto sends "
+        "packets again, which int8 pays for, and where at --link-gbps packets of bf16 would take "
+        "longer than computing; else bf16 on a GPU that computes in it, else float32. The first "
+        "lines of a run say which. Algorithms lossy and reliable"),
     STRING("interface", interface, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
@@ -384,33 +386,17 @@ static int set(struct options *out, const struct option_entry *e, const char *te
     return 0;
 }
 
-static bool is_given(const struct options *o, size_t offset) {
+bool options_given(const struct options *o, const void *field) {
+    const size_t offset = (size_t)((const char *)field - (const char *)o);
     for (int i = 0; i < ENTRIES; i++)
         if (table[i].kind != GROUP && table[i].offset == offset) return o->given[i];
     return false;
 }
 
 static void be_plain(struct options *out) {
-    if (!is_given(out, AT(lead))) out->lead = OPTION_LEAD_OFF;
-    if (!is_given(out, AT(carry))) out->carry = 0;
-    if (!is_given(out, AT(repair))) out->repair[0] = out->repair[1] = 0;
-}
-
-/* A step takes 6 operations for each parameter and token, and sends 4 bytes for each parameter, in
- * bf16; a group shares them. Of devices it is only assumed how many operations a second they make. */
-static void choose_wire(struct options *o) {
-    const bool gpu = o->device == DEVICE_CUDA ||
-                     (o->device == DEVICE_AUTO && access("/dev/nvidiactl", F_OK) == 0);
-    const double tokens = (double)o->micro_batches * o->batch * (o->seq ? o->seq : 1024);
-    const double computing = 6 * tokens / (gpu ? 3e14 : 1e11);
-    const int group = o->group && atoi(o->group) > 1 ? atoi(o->group) : 1;
-    const double sending = 4 * 8 / (o->link_gbps * 1e9 * group);
-    const bool broadcasts = o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
-    o->wire_dtype_chosen = true;
-    o->wire_dtype = !broadcasts || o->gpu_direct ? OPTION_WIRE_FLOAT32
-                    : sending > computing        ? OPTION_WIRE_INT8
-                    : gpu                        ? OPTION_WIRE_BF16
-                                                 : OPTION_WIRE_FLOAT32;
+    if (!options_given(out, &out->lead)) out->lead = OPTION_LEAD_OFF;
+    if (!options_given(out, &out->carry)) out->carry = 0;
+    if (!options_given(out, &out->repair)) out->repair[0] = out->repair[1] = 0;
 }
 
 /* Reports a word that getopt did not accept. */
@@ -465,7 +451,6 @@ int options_parse(int argc, char **argv, struct options *out) {
         return 2;
     }
     if (out->plain) be_plain(out);
-    if (out->wire_dtype == OPTION_WIRE_AUTO) choose_wire(out);
     if (out->loss_seed < 0) out->loss_seed = out->seed;
     if (out->peer_timeout < 0) out->peer_timeout = out->meet ? 1 : 10;
     if (out->decay >= 0 && out->schedule != SCHEDULE_WSD) {

@@ -122,6 +122,9 @@ struct options {
  * 0, or 2, the exit code, after reporting a usage error. */
 int options_parse(int argc, char **argv, struct options *out);
 
+/* Whether the command line has the option of this field, or of the first of its fields. */
+bool options_given(const struct options *options, const void *field);
+
 /* Whether the mode runs in one process, with one worker: --generate, --eval-choices. */
 bool options_one_worker(const struct options *o);
 

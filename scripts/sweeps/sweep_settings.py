@@ -92,12 +92,17 @@ class Run:
         return float(gradient), float(parameter or gradient)
 
     def lossless(self):
-        if self.value("wire-dtype", "float32") != "float32" and self.value("carry") not in ("auto", "0"):
+        if self.value("wire-dtype", "auto") not in ("auto", "float32") and self.value("carry") not in ("auto", "0"):
             return False  # --carry adds back what rounding took away, without loss, too
         uneven = self.options.get("algorithm") != "reliable" and \
             self.value("loss-at", "none") != "none"
         return self.rates() == (0, 0) and not uneven and \
             not self.value("loss-model").startswith("trace")
+
+    def nothing_goes_again(self):
+        """Whether no packet is sent again, or as many as the settings say. --wire-dtype auto is then float32."""
+        return self.value("algorithm", "lossy") != "lossy" or self.value("plain", "no") == "yes" or \
+            self.value("repair", "auto") != "auto" or self.rates() == (0, 0)
 
     def identify(self, known):
         """Sets the key and the id, and the id of the run without loss to compare with."""
@@ -108,6 +113,8 @@ class Run:
                 continue
             value = plain(value)
             if value == "no" or value == plain(option.default) and option.default:
+                continue
+            if name == "wire-dtype" and value == "float32" and self.nothing_goes_again():
                 continue
             key[name] = value
         key["data"] = [fingerprint(self.options[name]) for name in ("train", "val")

@@ -72,7 +72,7 @@ static const char *const values[][2] = {{"model", "1M"},
                                         {"link", "udp"},
                                         {"link", "mpi"},
                                         {"packet-bytes", "512"},
-                                        {"wire-dtype", "int8"},
+                                        {"wire-dtype", "int4"},
                                         {"wire-dtype", "bf16"},
                                         {"wire-dtype", "auto"},
                                         {"interface", "eth7"},
@@ -208,6 +208,7 @@ static struct outcome outcome_of(const struct given *const *with, int count) {
     struct options o;
     capture_begin();
     int status = options_parse(argc, argv, &o);
+    if (!status) comm_choose_wire(&o);
     if (!status) status = validate_group(&o, &world) ? 2 : validate_options(&o, 1);
     if (!status && o.device != DEVICE_CPU && comm_check_device(&o, true)) status = 2;
     char *said = strdup(capture_end());

@@ -60,7 +60,7 @@ SETTINGS = {
     "int8": {**LEAD, "wire-dtype": "int8"},
     "int8, carry, repair": {**LEAD, "wire-dtype": "int8", "carry": 0.5, "loss-rate": 0.3, "repair": 1},
     "int4, carry": {**LEAD, "wire-dtype": "int4", "carry": 1},
-    "dtype bf16": {**LEAD, "dtype": "bf16"},
+    "dtype bf16": {**LEAD, "dtype": "bf16", "wire-dtype": "float32"},
     "groups": {**LEAD, "group": 2, "carry": 1},
     "reliable": {"algorithm": "reliable"},
     "reliable, look ahead": {"algorithm": "reliable", "look-ahead": 1},

@@ -130,17 +130,25 @@ def test_rounded_on_the_wire(data, tmp_path, wire, sent):
 @pytest.mark.parametrize("more, chosen", [([], "float32"), (["--link-gbps=0.04"], "int8"),
                                           (["--link-gbps=0.04", "--batch=20"], "float32"),
                                           (["--link-gbps=0.04", "--group=4"], "float32"),
-                                          (["--device=cuda"], "int8"), (["--device=cuda", "--link-gbps=400"], "bf16"),
-                                          (["--link-gbps=0.04", "--algorithm=rps"], "float32")])
+                                          (["--device=cuda", "--link-gbps=100"], "int8"), (["--device=cuda"], "bf16"),
+                                          (["--device=cuda", "--dtype=float32"], "float32"),
+                                          (["--link-gbps=0.04", "--algorithm=rps"], "float32"),
+                                          (["--loss-rate=0.05"], "float32"), (["--loss-rate=0.1"], "int8"),
+                                          (["--loss-rate=0,0.2"], "int8"),
+                                          (["--loss-rate=0.1", "--repair=0"], "float32"),
+                                          (["--loss-rate=0.1", "--plain"], "float32"),
+                                          (["--loss-rate=0.1", "--algorithm=naive"], "float32")])
 def test_a_wire_dtype_is_chosen(more, chosen):
-    """By --device, and by whether --link-gbps makes the link the limit. Groups send less, batches compute longer."""
-    said = succeed("--dry-run", "--model=110M", "--workers=8", "--device=cpu", "--wire-dtype=auto", *more).stdout
+    """By what is lost and sent again, by --device, and by whether --link-gbps makes the link the limit. Groups send
+    less, batches compute longer."""
+    said = succeed("--dry-run", "--model=110M", "--workers=8", "--device=cpu", *more).stdout
     assert f"Sent per worker and step, as {chosen}" in said, said
 
 
 def test_a_chosen_wire_dtype_is_told(data, tmp_path):
     said = succeed(*settings(data, tmp_path / "out", steps=1, wire_dtype="auto", link_gbps=0.001)).stdout
-    assert re.search(r" packets of \d+ bytes of int8 \(--wire-dtype auto\) over ", said), said
+    assert re.search(r" packets of \d+ bytes of int8 over ", said), said
+    assert "\n--wire-dtype auto: int8, which suits so slow a link\n" in said, said
     assert read_log(tmp_path / "out" / "log.jsonl")[0]["options"]["wire-dtype"] == "int8"
 
 
@@ -253,23 +261,23 @@ def test_dry_run_names_options_without_an_effect():
 
 
 def test_the_default_is_short_for_options(data, tmp_path):
-    """Without options, owners lead, lost gradients are carried, and they are sent again once."""
+    """Without options, owners lead, lost packets are sent again once, and what stays lost is carried. int8 pays."""
     default = train(data, tmp_path / "default", loss_rate=0.2)
-    long = train(data, tmp_path / "long", loss_rate=0.2, lead="auto", carry=1, repair="1,0",
-                 repair_budget=0.2)
+    long = train(data, tmp_path / "long", loss_rate=0.2, lead="auto", carry=1, repair="1,1",
+                 wire_dtype="int8")
     assert numbers(default) == numbers(long)
     assert weights(tmp_path / "default") == weights(tmp_path / "long")
     options = default[0]["options"]
     assert options["carry"] == options["repair"] == options["repair-budget"] == "auto"
-    assert long[0]["options"]["repair"] == [1, 0]
+    assert (long[0]["options"]["repair"], default[0]["options"]["wire-dtype"]) == (1, "int8")
 
 
 @pytest.mark.parametrize("rate, options, sent, left", [
-    (0.05, {}, 0, (0.05, 0.05)), (0.1, {}, 0.05, (0.01, 0.1)), (0.2, {}, 0.1, (0.04, 0.2)),
-    (0.4, {}, 0.1, (0.28, 0.4)),  # the budget allows half of it
-    (0.2, {"wire_dtype": "int8"}, 0.1, (0.04, 0.2)),
-    (0.4, {"wire_dtype": "int8"}, 0.48, (0.064, 0.16)),
-    (0.4, {"repair_budget": 0}, 0.28, (0.064, 0.4)),
+    (0.05, {}, 0, (0.05, 0.05)), (0.1, {}, 0.1, (0.01, 0.01)), (0.2, {}, 0.2, (0.04, 0.04)),
+    (0.4, {}, 0.48, (0.064, 0.16)),
+    (0.2, {"wire_dtype": "float32"}, 0.1, (0.04, 0.2)),
+    (0.4, {"wire_dtype": "bf16"}, 0.1, (0.28, 0.4)),  # the budget allows half of it
+    (0.4, {"wire_dtype": "float32", "repair_budget": 0}, 0.28, (0.064, 0.4)),
 ], ids=str)
 def test_rounds_follow_the_loss(data, tmp_path, rate, options, sent, left):
     """sent: more traffic than without rounds. left: the loss rates of gradients and parameters after them."""
@@ -318,7 +326,7 @@ def test_one_worker_is_cut_off(data, tmp_path):
     assert evaluation["replica_val_loss"] != evaluation["val_loss"]
     log = train(data, tmp_path / "link", loss_at="2-5=1")
     assert log[-1]["parameter_loss_rate"] == pytest.approx(1 / 56, abs=0.001)
-    even = numbers(train(data, tmp_path / "even", loss_rate=0.1))
+    even = numbers(train(data, tmp_path / "even", loss_rate=0.1, wire_dtype="float32"))
     same = ",".join(f"{w}=0.1" for w in range(8))
     assert numbers(train(data, tmp_path / "all", loss_at=same)) == even
 
@@ -357,7 +365,7 @@ def test_data_for_every_worker(data, tmp_path):
 @pytest.mark.parametrize("rate", [0.1, 0.3])
 def test_drift_follows_the_formula(data, tmp_path, rate):
     log = train(data, tmp_path, loss_rate=rate, steps=200, packet_bytes=256, drift_samples=8192,
-                val=None, warmup=10, seq=16)
+                val=None, warmup=10, seq=16, repair=0)
     steps = [e for e in log if e["event"] == "step"][30:]
     measured = sum(e["drift"] for e in steps)
     expected = sum(e["drift_expected"] for e in steps)
@@ -464,7 +472,7 @@ def test_dry_run_7b_on_64_workers():
     outside the layers 4 x 2,048 x (5*4,096 + 3*4,096 + 4,096 + 3*11,008 + 4) + 2 x 4 x 2,048 x 64.
     Drift at p = 0.1, N = 64, uncorrelated: 62/64 * 0.2/0.99 + 2/64 * 0.1/0.9 = 0.1992."""
     done = succeed("--dry-run", "--model", "7B", "--workers", 64, "--loss-rate", 0.1, "--batch", 1,
-                   "--seq", 2048, "--link-gbps", 100)
+                   "--seq", 2048, "--link-gbps", 100, "--wire-dtype", "float32")
     text = re.sub(r" +", " ", done.stdout)
     for line in ("7B: 6738415616 parameters, 32 layers of width 4096, vocabulary 32000",
                  "131072 tokens per step", "parameters 26.954 GB", "gradients 26.954 GB",

@@ -283,10 +283,10 @@ def test_reordering_and_duplicates_change_nothing(hosts, data, tmp_path, kernel)
             pytest.skip(f"this kernel has no netem: {error.stderr.strip()}")
     else:
         hosts.spoil(duplicated=5, reordered=10)
-    expected = results(reference(data, tmp_path / "mpi", loss_rate=0.1, steps=20))
+    expected = results(reference(data, tmp_path / "mpi", loss_rate=0.1, steps=20, wire_dtype="float32"))
     before = {}
     for _ in range(3):
-        log = train_on(hosts, data, tmp_path / "udp", loss_rate=0.1, steps=20, overwrite=True)
+        log = train_on(hosts, data, tmp_path / "udp", loss_rate=0.1, steps=20, wire_dtype="float32", overwrite=True)
         now = hosts.counted() if kernel == "slow lane" else {}
         counted, before = {name: now[name] - before.get(name, 0) for name in now}, now
         print(counted, {name: total(log, name) for name in NETWORK})
