@@ -20,6 +20,7 @@
  * call). Bytes are those that an operation must read and write once, by its definition in
  * llmc/backend/backend.h; what it reads twice counts once. Exits with 77 if there is no device. */
 #include "dev/bench/gpu/gpu_model.h"
+#include "llmc/comm/settings.h"
 #include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/model/products.h"
 #include "lossynet/base/wire.h"
@@ -465,6 +466,7 @@ static int train_once(int argc, char **argv) {
     int drifts = 0;
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
+    comm_choose_wire(&o);
     begin(&t, &o, &alone, o.workers ? o.workers : 1);
     if (prepare(&t, true)) return -1;
     const double start = seconds();

@@ -21,6 +21,7 @@
 #include "dev/bench/gpu/gpu_model.h"
 #include "dev/bench/gpu/gpu_values.h"
 
+#include "llmc/comm/settings.h"
 #include "llmc/backend/host_vector.h"
 
 #include <signal.h>
@@ -223,6 +224,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     struct trainer t;
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
+    comm_choose_wire(&o);
     if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
     if (out->choices.count > 0 && take(&out->choices)) return -1;
     begin(&t, &o, world, o.workers ? o.workers : world->ranks);
