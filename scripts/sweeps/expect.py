@@ -19,7 +19,7 @@ import math
 import os
 import sys
 
-from sweep_report import PAPER, PLAIN, RULES, average, finish, interval, rule_of, step_tax
+from sweep_report import PAPER, PLAIN, RULES, average, finish, follows, interval, step_tax
 from sweep_results import read_results
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -46,20 +46,20 @@ def read_taxes(paths):
                            if name not in PLAIN and name not in ("loss-rate", "repair")}
     name = lambda key: json.dumps(options(key), sort_keys=True)
     bases = {name(result["key"]): result for result in runs.values()
-             if result["key"].get("algorithm") == "reliable"}
+             if result["key"].get("algorithm") == "reliable" and "wire-dtype" not in result["key"]}
     taxes = {}
     for result in runs.values():
         key, base = result["key"], bases.get(name(result["key"]))
         rate = key.get("loss-rate")
         tax = step_tax(base, result["perplexity"]) if base else None
-        if tax is None or not rate or key.keys() & {"start", "beta1", "clip", "look-ahead"}:
+        if tax is None or not rate or key.keys() & {"start", "beta1", "clip"}:
             continue
-        for label, _, changes in RULES:
-            if rule_of(key) == {**PLAIN, **changes}:
+        for rule in RULES:
+            if follows(key, rule):
                 workers = key.get("workers", 1)
                 setting = (result["parameters"], key["steps"], workers,
                            workers * key.get("batch", 8) * key["seq"], key.get("lr", 1e-3))
-                taxes.setdefault((label, rate), {}).setdefault(setting, []).append(tax)
+                taxes.setdefault((rule[0], rate), {}).setdefault(setting, []).append(tax)
     return {which: settings for which, settings in taxes.items() if sum(map(len, settings.values())) > 1}
 
 

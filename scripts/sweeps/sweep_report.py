@@ -249,27 +249,40 @@ def plot_change(plt, groups, out):
     save(figure, out, "change")
 
 
-# PLAIN has the options that choose what is done about loss, as --plain sets them; AUTO says what their defaults
-# do at 20% loss with float32 or bf16 on the wire. RULES are the choices that plot_cost draws: a label, a colour,
-# and the options that are not plain.
-PLAIN = {"algorithm": "lossy", "estimator": "mean", "lead": "off", "carry": 0, "gradient-repair": 0,
-         "parameter-repair": 0, "repair-budget": 0}
-AUTO = {"carry": 1, "gradient-repair": 1, "parameter-repair": 0, "repair-budget": 0.2}
-RULES = (("plain, as in the paper", "#888888", {}),
-         ("ours", "#1b9e77", {"lead": "auto", "carry": 1, "gradient-repair": 1, "repair-budget": 0.2}))
+# PLAIN has the options that choose what is done about loss, as --plain sets them. RULES are the choices that plot_cost
+# draws: a label, a colour, and the options that are not plain, by loss rate.
+PLAIN = {"algorithm": "lossy", "wire-dtype": "float32", "estimator": "mean", "lead": "off", "carry": 0,
+         "gradient-repair": 0, "parameter-repair": 0, "repair-budget": 0}
+ENOUGH, MOST = 1 / 15, 3  # of gradients: lossynet/algorithm/rounds.c
+
+
+def default_at(rate):
+    """What the program does without options if so many packets are lost on purpose (llmc/comm/settings.c). The
+    budget does not limit it up to 50%, so none is named."""
+    rounds = next((r for r in range(MOST) if rate ** (r + 1) <= ENOUGH), MOST)
+    again = {"wire-dtype": "int8", "gradient-repair": rounds, "parameter-repair": 1} if rounds else {}
+    return {"lead": "auto", "carry": 1, **again}
+
+
+RULES = (("plain, as in the paper", "#888888", lambda rate: {}), ("ours", "#1b9e77", default_at))
 
 
 def rule_of(key):
     """What a run does about loss, by its key (sweep_settings.py)."""
     both = key.get("repair", 0)
+    default = {**PLAIN, **default_at(key.get("loss-rate", 0))}
     chosen = {**PLAIN, "gradient-repair": both, "parameter-repair": both}
+    if both == "auto":
+        chosen["wire-dtype"] = default["wire-dtype"]
     chosen.update({name: value for name, value in key.items() if name in PLAIN})
-    return {name: AUTO[name] if value == "auto" and name in AUTO else value for name, value in chosen.items()}
+    return {name: default[name] if value == "auto" and name != "lead" else value for name, value in chosen.items()}
 
 
-def follows(run, changes):
-    """Whether a run has the same loss rate in both phases, follows this rule, and does not look ahead."""
-    return same_rates(run) and rule_of(run.key) == {**PLAIN, **changes} and "look-ahead" not in run.key
+def follows(key, rule):
+    """Whether a run, by its key, loses as much in both phases, follows this one of RULES, and does not look ahead."""
+    rate = key.get("loss-rate", 0)
+    return "gradient-loss-rate" not in key and "look-ahead" not in key and \
+        rule_of(key) == {**PLAIN, **rule[2](rate)}
 
 
 def cost_curves(groups):
@@ -278,9 +291,9 @@ def cost_curves(groups):
     interval, or 0 below three seeds, change per seed). Curves begin at 0."""
     for section in dict.fromkeys(group["section"] for group in groups):
         curves, seeds = [], set()
-        for _, _, changes in RULES:
+        for rule in RULES:
             rows = [(group["run"], group["row"]) for group in groups if group["section"] is section
-                    and not group["run"].lossless() and follows(group["run"], changes)]
+                    and not group["run"].lossless() and follows(group["run"].key, rule)]
             curve = [(100 * run.rates()[0], row["mean"],
                       row["interval"] if len(row["changes"]) > 2 else 0, row["changes"])
                      for run, row in rows if row["mean"] is not None]

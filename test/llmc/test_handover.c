@@ -108,7 +108,7 @@ static void begin(struct life *l, int local, const char *rate) {
     char *argv[] = {(char *)"test",         (char *)"--model=260K", (char *)"--vocab-size=64",
                     (char *)"--seed=7",     (char *)"--link=udp",   (char *)"--packet-bytes=256",
                     (char *)"--loss-rate",  (char *)rate,           (char *)"--drift-samples=0",
-                    (char *)"--no-overlap", (char *)"--lead=off"};
+                    (char *)"--no-overlap", (char *)"--lead=off",   (char *)"--wire-dtype=float32"};
     struct llama_config c;
     memset(l, 0, sizeof *l);
     assert_int_equal(options_parse(sizeof argv / sizeof *argv, argv, &l->options), 0);

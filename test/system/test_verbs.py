@@ -42,13 +42,13 @@ counters() {
     cat /sys/class/infiniband/rxe?/ports/1/hw_counters/$1 | paste -sd ' '
 }
 # All workers in one process, which gives the bits that ranks give over any link.
-timeout 200 PROGRAM $COMMON --out=alone --packet-bytes=4064 --loss-rate=0.1 >alone.txt 2>&1
+timeout 200 PROGRAM $COMMON --out=alone --packet-bytes=4064 --loss-rate=0.1 --wire-dtype=float32 >alone.txt 2>&1
 echo "exit status $?" >>alone.txt
 program=PROGRAM
 ranks=4
-train multicast --link=auto $ALL --loss-rate=0.1 --multicast
+train multicast --link=auto $ALL --loss-rate=0.1 --wire-dtype=float32 --multicast
 # Each rank with an --interface of its own.
-one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --interface"
+one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --wire-dtype=float32 --interface"
 timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
     >verbs.txt 2>&1
 echo "exit status $?" >>verbs.txt
@@ -150,7 +150,7 @@ def test_from_the_memory_of_a_gpu(guest, tmp_path):
     assert log[0]["sends"] == "in place, gradients by the GPU"
     succeed("--model=260K", f"--train={guest}/train.bin", "--workers=2", "--batch=1", "--seq=8",
             "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4064",
-            "--loss-rate=0.1", "--device=cuda", f"--out={tmp_path}/mpi", program=EMULATED, ranks=2)
+            "--loss-rate=0.1", "--wire-dtype=float32", "--device=cuda", f"--out={tmp_path}/mpi", program=EMULATED, ranks=2)
     mpi = read_log(tmp_path / "mpi" / "log.jsonl")
     assert mpi[0]["sends"] == "copied"
     assert_same(mpi, log, [tmp_path / "mpi", guest / "direct"])

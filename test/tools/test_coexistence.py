@@ -29,7 +29,7 @@ def test_no_such_class(data, tmp_path, name):
 def test_marks_on_the_wire(namespaces, data, tmp_path, ipv, name, dscp):
     """All DATA is marked. Control is not, except the few datagrams that must not overtake DATA. The model is
     the same as without classes."""
-    changes = {"loss_rate": 0.1, "steps": 10, "packet_bytes": PACKET - 20}
+    changes = {"loss_rate": 0.1, "steps": 10, "packet_bytes": PACKET - 20, "wire_dtype": "float32"}
     with testbed.Hosts(4, ipv=ipv, mtu=MTU) as made:
         made.watch_marks(dscp)
         log = train_on(made, data, tmp_path / "udp", traffic_class=name, **changes)

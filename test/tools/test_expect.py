@@ -37,7 +37,7 @@ def run(*words):
 
 @pytest.fixture
 def results(tmp_path):
-    ours = {"lead": "auto", "carry": 1, "gradient-repair": 1, "repair-budget": 0.2}
+    ours = {"lead": "auto", "carry": 1, "wire-dtype": "int8", "gradient-repair": 1, "parameter-repair": 1}
     lines = []
     for seed, plain in ((1, 40.0), (2, 50.0)):
         lines += [result("base", 20.0, seed, algorithm="reliable", curve=CURVE),
@@ -46,8 +46,10 @@ def results(tmp_path):
                   result("ours", 30.0, seed, **ours, **{"loss-rate": 0.2}),
                   result("default", 19.0, seed, lead="auto", carry="auto", repair="auto",
                          **{"repair-budget": "auto", "gradient-repair": "auto", "loss-rate": 0.4})]
-    lines += [  # these do not count: another rule, a start, a beta1, no baseline of these steps, one phase
+    lines += [  # these do not count: other rules, a start, a beta1, no baseline of these steps, one phase
         result("carry", 90.0, carry=1, **{"loss-rate": 0.2}),
+        result("two rounds", 90.0, **{**ours, "gradient-repair": 2, "loss-rate": 0.2}),
+        result("plain, int8", 90.0, **{"wire-dtype": "int8", "loss-rate": 0.2}),
         result("start", 90.0, start="abc", **{"loss-rate": 0.2}),
         result("base, beta1", 20.0, algorithm="reliable", curve=CURVE, beta1=0.8),
         result("beta1", 90.0, beta1=0.8, **{"loss-rate": 0.2}),
