@@ -150,7 +150,8 @@ def test_from_the_memory_of_a_gpu(guest, tmp_path):
     assert log[0]["sends"] == "in place, gradients by the GPU"
     succeed("--model=260K", f"--train={guest}/train.bin", "--workers=2", "--batch=1", "--seq=8",
             "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4064",
-            "--loss-rate=0.1", "--wire-dtype=float32", "--device=cuda", f"--out={tmp_path}/mpi", program=EMULATED, ranks=2)
+            "--loss-rate=0.1", "--wire-dtype=float32", "--device=cuda", f"--out={tmp_path}/mpi",
+            program=EMULATED, ranks=2)
     mpi = read_log(tmp_path / "mpi" / "log.jsonl")
     assert mpi[0]["sends"] == "copied"
     assert_same(mpi, log, [tmp_path / "mpi", guest / "direct"])
