@@ -35,6 +35,7 @@ SCENARIO = BUILD / "test" / "lossynet" / "test_lossynet_mpi"
 ISA = {"TRAIN_LLAMA2_ISA": "x86_64_v3"}
 VOCABULARY = 128
 RANKS = 1, 2, 8
+CROSSED = "default", "paper", "lead"  # these run with all numbers of ranks, others with one and, in turn, 2 or 8
 
 # The paper's algorithm. Settings name everything that they use, so that other defaults move none but
 # those that are named so.
@@ -180,9 +181,9 @@ def compare(kind, name, found):
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.usefixtures("avx2")
 def test_runs_keep_their_bits(data, tmp_path, name):
-    one, *more = (of_run(data, tmp_path / str(ranks), SETTINGS[name], ranks) for ranks in RANKS)
-    for ranks, other in zip(RANKS[1:], more):
-        assert other == one, f"{ranks} ranks"
+    one = of_run(data, tmp_path / "1", SETTINGS[name], 1)
+    for ranks in RANKS[1:] if name in CROSSED else RANKS[1 + list(SETTINGS).index(name) % 2:][:1]:
+        assert of_run(data, tmp_path / str(ranks), SETTINGS[name], ranks) == one, f"{ranks} ranks"
     compare("cpu", name, one)
 
 
