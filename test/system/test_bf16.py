@@ -47,17 +47,17 @@ def test_processes_and_threads_do_not_change_a_bit(data, tmp_path, algorithm, is
 
 
 def test_the_loss_is_that_of_float32(data, tmp_path):
-    """Trains 250 steps with three seeds. At every time, the mean loss over 50 steps in bf16 differs from
+    """Trains 120 steps with three seeds. At every time, the mean loss over 40 steps in bf16 differs from
     that in float32 by less than the seeds differ from each other."""
     curves = {}
     for dtype in ("float32", "bf16"):
         for seed in (1, 2, 3):
-            log = train(data, tmp_path / f"{dtype}{seed}", dtype=dtype, seed=seed, steps=250,
+            log = train(data, tmp_path / f"{dtype}{seed}", dtype=dtype, seed=seed, steps=120,
                         workers=2, loss_rate=0)
             curve = losses(log)
-            curves[dtype, seed] = [sum(curve[i:i + 50]) / 50 for i in range(0, 250, 50)]
+            curves[dtype, seed] = [sum(curve[i:i + 40]) / 40 for i in range(0, 120, 40)]
     assert curves["float32", 1][-1] < curves["float32", 1][0] - 1  # the model has learnt something
-    for part in range(5):
+    for part in range(3):
         exact = [curves["float32", seed][part] for seed in (1, 2, 3)]
         rounded = [curves["bf16", seed][part] for seed in (1, 2, 3)]
         assert abs(sum(rounded) - sum(exact)) / 3 < max(exact) - min(exact)

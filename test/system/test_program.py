@@ -387,20 +387,21 @@ def test_replicas_do_not_lag(data, tmp_path, changes):
     """With --lead off, replicas lag behind the model by about the mean age. With auto, the mean replica
     equals the model. (With --carry it is ahead, by as much as carried gradients are late.)"""
     def lag(**more):
-        log = train(data, tmp_path / more["lead"], steps=120, packet_bytes=256, val=None, warmup=10,
+        log = train(data, tmp_path / more["lead"], steps=60, packet_bytes=256, val=None, warmup=10,
                     drift_samples=4096, workers=8, batch=1, seq=16, carry=0, **changes, **more)
         steps = [e for e in log if e["event"] == "step"][30:]
         return sum(e["lag"] for e in steps) / len(steps)
-    assert lag(lead="off") > 0.03
-    assert abs(lag(lead="auto")) < 0.02
+    behind = lag(lead="off")
+    assert behind > 0.06
+    assert abs(lag(lead="auto")) < 0.2 * behind
 
 
 def test_naive_drifts_without_bound_and_lossy_does_not(data, tmp_path):
     def growth(algorithm):
-        log = train(data, tmp_path / algorithm, algorithm=algorithm, loss_rate=0.2, steps=200,
+        log = train(data, tmp_path / algorithm, algorithm=algorithm, loss_rate=0.2, steps=100,
                     val=None, lr_final=1, batch=1, seq=16)
         drift = [e["drift"] for e in log if e["event"] == "step"]
-        return sum(drift[150:]) / sum(drift[50:100])
+        return sum(drift[75:]) / sum(drift[25:50])
     assert growth("naive") > 1.5
     assert growth("lossy") < 1.3
 
@@ -418,7 +419,7 @@ def test_optimizer_state_is_sharded(data, tmp_path):
 
 
 def test_training_learns(data, tmp_path):
-    log = train(data, tmp_path, loss_rate=0.1, steps=150, batch=4, seq=32, lr=5e-3)
+    log = train(data, tmp_path, loss_rate=0.1, steps=60, batch=4, seq=32, lr=5e-3)
     assert log[-1]["val_perplexity"] < 30  # 128 for guessing, about 6 for a perfect model
 
 
