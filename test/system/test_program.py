@@ -388,7 +388,8 @@ def test_replicas_do_not_lag(data, tmp_path, changes):
     equals the model. (With --carry it is ahead, by as much as carried gradients are late.)"""
     def lag(**more):
         log = train(data, tmp_path / more["lead"], steps=60, packet_bytes=256, val=None, warmup=10,
-                    drift_samples=4096, workers=8, batch=1, seq=16, carry=0, **changes, **more)
+                    drift_samples=4096, workers=8, batch=1, seq=16, carry=0,
+                    **{"repair": 0, "wire_dtype": "float32", **changes}, **more)
         steps = [e for e in log if e["event"] == "step"][30:]
         return sum(e["lag"] for e in steps) / len(steps)
     behind = lag(lead="off")
