@@ -25,8 +25,8 @@ struct lossynet_meeting {
      * It tells a rank that comes for a later one to come again. */
     uint64_t epoch;
     int rank, ranks;
-    double seconds;
-    bool *missing; /* [ranks] or NULL; output if the ranks did not meet: which ones were missing */
+    double seconds; /* for which ranks wait for each other */
+    bool *missing;  /* [ranks] or NULL; output if the ranks did not meet: which ones were missing */
     /* May be NULL. Rank 0 calls it repeatedly while it waits, if `missing` is given. It sets
      * ended[r] for ranks that will not come; rank 0 then stops waiting. */
     void (*find_ended)(void *context, bool *ended);
@@ -35,6 +35,7 @@ struct lossynet_meeting {
      * Rank 0 sends callers away who do not prove that they have it, and the others refuse a rank 0
      * that does not. */
     const char *key_file;
+    double exchange_seconds; /* the same as `seconds` for each later exchange; 0: `seconds` */
 };
 
 /* Listens at `address`; port 0 chooses a free port. *listener gets a socket, which the caller

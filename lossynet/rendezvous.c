@@ -69,8 +69,9 @@ enum { STRANGERS_MOST = 256 };
 struct rendezvous {
     int ranks;
     uint64_t epoch;
-    int *peer; /* [ranks] sockets by rank, -1: none; rank r > 0 has rank 0's only */
-    int lost;  /* the rank that was not heard in `share`, -1: none */
+    int *peer;       /* [ranks] sockets by rank, -1: none; rank r > 0 has rank 0's only */
+    int lost;        /* the rank that was not heard in `share`, -1: none */
+    double patience; /* seconds of an exchange */
     struct ln_key key;
     /* While rank 0 gathers the others: */
     struct caller *caller; /* [ranks + STRANGERS_MOST], the oldest first */
@@ -299,7 +300,7 @@ static bool is_expected(struct rendezvous *r, const struct caller *c, lossynet_s
 /* Reads what a caller has sent of its greeting, without waiting. Closes the connection if it does
  * not begin with the magic number, because it then comes from another program, or if its epoch is
  * over. */
-static lossynet_status listen_to(struct rendezvous *r, int i, double seconds) {
+static lossynet_status listen_to(struct rendezvous *r, int i) {
     struct caller *c = &r->caller[i];
     lossynet_status fault = LOSSYNET_OK;
     const ssize_t more =
@@ -321,14 +322,14 @@ static lossynet_status listen_to(struct rendezvous *r, int i, double seconds) {
         return fault;
     }
     r->peer[rank] = c->fd;
-    set_timeout(c->fd, seconds);
+    set_timeout(c->fd, r->patience);
     forget(r, i);
     return LOSSYNET_OK;
 }
 
 /* Waits at most `seconds` for connections and greetings; all callers are heard at once, so that one
  * that says nothing holds up nobody. */
-static lossynet_status hear(struct rendezvous *r, int listener, double wait, double seconds) {
+static lossynet_status hear(struct rendezvous *r, int listener, double wait) {
     lossynet_status status = LOSSYNET_OK;
     const int callers = r->callers;
     r->wait[0] = (struct pollfd){.fd = listener, .events = POLLIN};
@@ -336,7 +337,7 @@ static lossynet_status hear(struct rendezvous *r, int listener, double wait, dou
         r->wait[1 + i] = (struct pollfd){.fd = r->caller[i].fd, .events = POLLIN};
     if (poll(r->wait, (nfds_t)callers + 1, (int)(wait * 1000) + 1) <= 0) return LOSSYNET_OK;
     for (int i = callers; i-- > 0 && !status;)
-        if (r->wait[1 + i].revents) status = listen_to(r, i, seconds);
+        if (r->wait[1 + i].revents) status = listen_to(r, i);
     if (r->wait[0].revents) answer_call(r, listener);
     return status;
 }
@@ -380,7 +381,7 @@ static lossynet_status gather(struct rendezvous *r, int listener,
             ask = ln_now() + ENDED_SECONDS;
         }
         const double wait = fmax(fmin(end, ask) - ln_now(), 0);
-        status = hear(r, listener, wait, m->seconds);
+        status = hear(r, listener, wait);
         missing = 0;
         for (int rank = 1; rank < r->ranks; rank++) missing += r->peer[rank] < 0;
     }
@@ -518,6 +519,7 @@ static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting
         return LOSSYNET_LINK;
     }
     if (take_seat(r, m->rank, fd, seat)) {
+        set_timeout(fd, r->patience);
         if (seat->magic == MAGIC) return LOSSYNET_OK;
         *early = true;
         close(fd);
@@ -587,6 +589,7 @@ lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *m,
     r->ranks = m->ranks;
     r->epoch = m->epoch;
     r->lost = -1;
+    r->patience = m->exchange_seconds > 0 ? m->exchange_seconds : m->seconds;
     r->peer = (int *)(r + 1);
     for (int i = 0; i < m->ranks; i++) r->peer[i] = -1;
     world->share = share;

@@ -2,6 +2,7 @@
 #include "llmc/comm/views.h"
 
 #include <malloc.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +17,12 @@
 #include "llmc/membership/membership.h"
 #include "llmc/util/stop_signal.h"
 
-/* How long rank 0 waits for the other ranks, which all know the view by then; and how long they
- * wait for rank 0. */
-static const double ROOT_SECONDS = 3, OTHERS_SECONDS = 5;
+/* How long rank 0 waits for the other ranks, which all know the view by then: for ROOT_TIMEOUTS peer
+ * time-outs, in one of which they notice that the last view is over, but within these seconds. TCP
+ * sends a lost first packet again after 1 s (RFC 6298). The others wait for rank 0 for longer. What
+ * ranks tell each other afterwards may take longer, since they allocate memory in between. */
+static const double ROOT_TIMEOUTS = 1.5, ROOT_LEAST = 1.5, ROOT_MOST = 3;
+static const double OTHERS_TIMES = 2, OTHERS_MOST = 5;
 /* At most so many views in a row may fail before they train anything. */
 enum { FAILURES_MOST = 50 };
 /* A rank that was asked to stop does so together with the others, if they train so soon. */
@@ -127,12 +131,18 @@ static bool stops_alone(const struct views *v) {
     return true;
 }
 
+static double meeting_seconds(const struct options *o, bool root) {
+    const double seconds = fmin(fmax(ROOT_TIMEOUTS * o->peer_timeout, ROOT_LEAST), ROOT_MOST);
+    return root ? seconds : fmin(OTHERS_TIMES * seconds, OTHERS_MOST);
+}
+
 /* Meets the ranks of the membership's present view, or of a later view if some ranks do not
  * come. */
 static int meet(struct views *v) {
     for (;;) {
         const struct view *view = membership_view(v->membership);
         const int ranks = view->members;
+        const bool root = view->self == 0;
         bool *missing = calloc((size_t)ranks, sizeof *missing);
         if (!missing) return log_out_of_memory("the list of ranks", 0);
         const struct lossynet_meeting meeting = {.address = view->member[0].address,
@@ -140,8 +150,8 @@ static int meet(struct views *v) {
                                                  .epoch = (uint64_t)view->epoch,
                                                  .rank = view->self,
                                                  .ranks = ranks,
-                                                 .seconds = view->self == 0 ? ROOT_SECONDS
-                                                                            : OTHERS_SECONDS,
+                                                 .seconds = meeting_seconds(v->options, root),
+                                                 .exchange_seconds = root ? ROOT_MOST : OTHERS_MOST,
                                                  .missing = missing,
                                                  .find_ended = find_ended,
                                                  .context = v->membership,

@@ -412,6 +412,42 @@ static void who_is_lost_in_a_share_is_named(void **state) {
     close(listener);
 }
 
+static void *come_and_share(void *argument) {
+    struct comer *c = argument;
+    struct lossynet_world world;
+    uint8_t part[2] = {0};
+    c->met = lossynet_rendezvous_meet(&c->meeting, &world);
+    if (!c->met) c->met = lossynet_bootstrap_gather(&world, part, 1);
+    lossynet_rendezvous_close(&world);
+    return NULL;
+}
+
+/* Ranks may do something for longer between two exchanges than they wait for each other to come. */
+static void an_exchange_has_a_time_out_of_its_own(void **state) {
+    (void)state;
+    struct lossynet_world world;
+    uint8_t part[2] = {0};
+    const int listener = listen_anywhere();
+    struct comer other = {.meeting = {.address = address,
+                                      .listener = -1,
+                                      .epoch = 1,
+                                      .rank = 1,
+                                      .ranks = 2,
+                                      .seconds = 2,
+                                      .exchange_seconds = 60}};
+    struct lossynet_meeting root = other.meeting;
+    root.listener = listener;
+    root.rank = 0;
+    assert_int_equal(pthread_create(&other.thread, NULL, come_and_share, &other), 0);
+    assert_int_equal(lossynet_rendezvous_meet(&root, &world), LOSSYNET_OK);
+    nanosleep(&(struct timespec){2, 500000000}, NULL);
+    assert_int_equal(lossynet_bootstrap_gather(&world, part, 1), LOSSYNET_OK);
+    pthread_join(other.thread, NULL);
+    assert_int_equal(other.met, LOSSYNET_OK);
+    lossynet_rendezvous_close(&world);
+    close(listener);
+}
+
 static void ranks_meet_over_ipv6(void **state) {
     (void)state;
     int listener, port;
@@ -510,6 +546,7 @@ int main(void) {
         cmocka_unit_test_setup(connections_that_say_nothing_hold_up_nobody, begin),
         cmocka_unit_test_setup(a_rank_0_that_hangs_is_missed, begin),
         cmocka_unit_test_setup(who_is_lost_in_a_share_is_named, begin),
+        cmocka_unit_test_setup(an_exchange_has_a_time_out_of_its_own, begin),
         cmocka_unit_test_setup(ranks_meet_over_ipv6, begin),
 #ifdef LOSSYNET_SECURE
         cmocka_unit_test_setup(only_who_has_the_key_is_admitted, begin),

@@ -483,7 +483,7 @@ def test_who_has_no_state_does_not_begin_anew(tmp_path, ranks, etcd):
 def test_a_rank_stops_alone_if_no_view_trains(tmp_path, ranks, etcd):
     """Rank 0 of a view closes all connections, so that the view and those after it fail before anything is
     trained. A rank that is asked to stop does not wait for one that trains."""
-    one = ranks(1)
+    one = ranks(1, peer_timeout=1)
     one.wait_steps(3)
     with socket.create_server(("127.0.0.1", 0)) as closes:
         def close_all():
@@ -501,8 +501,24 @@ def test_a_rank_stops_alone_if_no_view_trains(tmp_path, ranks, etcd):
         one.process[0].send_signal(signal.SIGTERM)
         assert one.process[0].wait(TIMEOUT) == 1
         closes.shutdown(socket.SHUT_RDWR)
+    assert "all others within 3 s" in one.said_by(0)
     assert one.said_by(0).splitlines()[-1].endswith("was asked to stop, and no view has trained for 10 s")
     assert json.loads(etcd.value(f"{tmp_path.name}/view"))["epoch"] > 3
+
+
+def test_who_does_not_come_to_a_meeting_is_left_out_soon(tmp_path, ranks, etcd):
+    """A process is taken in and hangs: its kernel answers, but it does not come. The time for which others stand
+    still follows the peer time-out."""
+    one = ranks(1, peer_timeout=1)
+    one.wait_steps(3)
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        etcd.write(f"{tmp_path.name}/member/other",
+                   {"address": f"127.0.0.1:{hangs.getsockname()[1]}", "host": "hangs", "pid": 1})
+        one.wait(lambda: one.views()[-1]["view"] > 2)
+    one.wait_steps(3)
+    one.end()
+    assert "1 of 2 ranks have not come in 1.5 s" in one.said_by(0)
+    assert contiguous(one.log())
 
 
 def test_rank_0_dies_before_it_ends_the_view(tmp_path, ranks, etcd):
