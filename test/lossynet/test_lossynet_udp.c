@@ -6,12 +6,20 @@
  *     happens to control datagrams, and even if the network is cut for a while.
  *   - Lost, late, repeated and damaged packets are counted as such, and no others are.
  *   - Every other rank names a rank that stays silent, within the time-out. Takes 30 s.
+ *
+ * With sanitizers, which are slow, wire types meet four ranks alone.
  */
 #include "test_lossynet_threads.h"
 
 #include "lossynet/link/udp_socket.h"
 
 #include <poll.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { FEWEST = 4 };
+#else
+enum { FEWEST = 2 };
+#endif
 
 /* ---- hooks ---- */
 
@@ -94,7 +102,7 @@ static void test_same_bits_rounded(void **state) {
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.2, LOSSYNET_MEAN);
     for (int wire = LOSSYNET_BF16; wire <= LOSSYNET_INT4; wire++) {
         settings.wire_dtype = (lossynet_wire_dtype)wire;
-        for (int ranks = 2; ranks <= 4; ranks *= 2) same_bits_with(settings, ranks, NULL);
+        for (int ranks = FEWEST; ranks <= 4; ranks *= 2) same_bits_with(settings, ranks, NULL);
     }
 }
 
@@ -109,7 +117,7 @@ static void test_same_bits_of_bf16(void **state) {
         const uint64_t want = digest_alone(&settings);
         settings.vector_dtype = LOSSYNET_BF16;
         scenario_kind = SCENARIO_BF16;
-        same_bits_as(want, settings, 2, NULL);
+        if (FEWEST == 2) same_bits_as(want, settings, 2, NULL);
         same_bits_as(want, settings, 4, rough);
     }
     scenario_kind = SCENARIO_ANY;
@@ -324,7 +332,7 @@ static void check_multicast(lossynet_wire_dtype wire_dtype, bool bf16) {
     if (bf16) scenario_kind = SCENARIO_BF16, settings.vector_dtype = LOSSYNET_BF16;
     settings.network.multicast = true;
     struct rank rank[RANKS];
-    for (int ranks = 2; ranks <= 4; ranks += 2) {
+    for (int ranks = FEWEST; ranks <= 4; ranks += 2) {
         run_ranks(ranks, &settings, open_multicast, run_scenario, rank, ranks == 4 ? rough : NULL);
         if (atomic_load(&post.cut)) break; /* the loopback interface here does not carry it */
         for (int r = 0; r < ranks; r++) {
