@@ -153,7 +153,7 @@ typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *se
 struct lossynet_memory; /* of a device; lossynet_trainer.h */
 struct lossynet_residuals;
 
-enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 3 };
+enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 2 };
 
 /* The number of rounds, at most LOSSYNET_ROUNDS_MOST, that LOSSYNET_ROUNDS_MEASURED makes at loss
  * rate p within a budget (settings.retransmission_budget). */

@@ -158,9 +158,9 @@ static const struct option_entry table[] = {
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
         "parameters (not with --multicast). One number is for both. auto: as many as the measured "
-        "loss asks for, until at most a fifteenth of the gradients stays lost: none at 5% loss, "
-        "one at 20%, two at 40%. Of parameters one at most, and only with --wire-dtype int8 or "
-        "int4. Algorithm lossy"),
+        "loss asks for, of gradients none at 5% loss, one at 10%, two from 16% on, and of "
+        "parameters, with --wire-dtype int8 or int4 only, none at 20%, one at 40%, two at 60%. "
+        "Algorithm lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of int8 and int4 as much as "

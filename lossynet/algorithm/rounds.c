@@ -1,11 +1,11 @@
 /* rounds.c — how many rounds of retransmission the measured loss asks for.
  *
  * Perplexity does not suffer where few gradients and not too many parameters stay lost
- * (scripts/sweeps/results.md). So a phase has the smallest number of rounds r after which at most
- * ENOUGH of its packets stay lost, p^(r+1) <= ENOUGH, and no round for which the budget leaves
- * nothing. Where little is lost there is no round, and a step has no round trip more. Parameters
- * have one round at most: who misses some goes on with older ones, which owners that lead make up
- * for (lead.c), and the model waits for each round of the broadcast.
+ * (scripts/sweeps/results.md). So where more than FEW packets are lost, a phase has the smallest
+ * number of rounds r, at most two, after which at most ENOUGH of its packets stay lost,
+ * p^(r+1) <= ENOUGH, and no round for which the budget leaves nothing. Where little is lost there
+ * is no round, and a step has no round trip more. More parameters than gradients may stay lost: who
+ * misses some goes on with older ones, which owners that lead make up for (lead.c).
  *
  * p is the share of packets that did not arrive when they were sent for the first time, of all
  * workers, in all steps so far; older steps count exponentially less. Before anything was measured
@@ -21,14 +21,15 @@
 
 #include <math.h>
 
-static const double ENOUGH = 1 / 15.0;
-static const int MOST[2] = {LOSSYNET_ROUNDS_MOST, 1}; /* by phase */
+static const double FEW = 1 / 15.0;
+static const double ENOUGH[2] = {1 / 40.0, 0.22}; /* by phase */
 static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
 
 int lossynet_rounds_at(lossynet_phase phase, double p, double budget) {
     double left = p, asked = 0;
     int rounds = 0;
-    while (rounds < MOST[phase] && left > ENOUGH && (budget == 0 || asked < budget)) {
+    if (p <= FEW) return 0;
+    while (rounds < LOSSYNET_ROUNDS_MOST && left > ENOUGH[phase] && (budget == 0 || asked < budget)) {
         const double again = budget > 0 ? fmin(left, budget - asked) : left;
         asked += again;
         left -= again * (1 - p);

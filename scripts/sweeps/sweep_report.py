@@ -253,14 +253,15 @@ def plot_change(plt, groups, out):
 # draws: a label, a colour, and the options that are not plain, by loss rate.
 PLAIN = {"algorithm": "lossy", "wire-dtype": "float32", "estimator": "mean", "lead": "off", "carry": 0,
          "gradient-repair": 0, "parameter-repair": 0, "repair-budget": 0}
-ENOUGH, MOST = 1 / 15, 3  # of gradients: lossynet/algorithm/rounds.c
+FEW, ENOUGH, MOST = 1 / 15, (1 / 40, 0.22), 2  # lossynet/algorithm/rounds.c
 
 
 def default_at(rate):
     """What the program does without options if so many packets are lost on purpose (llmc/comm/settings.c). The
     budget does not limit it up to 50%, so none is named."""
-    rounds = next((r for r in range(MOST) if rate ** (r + 1) <= ENOUGH), MOST)
-    again = {"wire-dtype": "int8", "gradient-repair": rounds, "parameter-repair": 1} if rounds else {}
+    rounds = [next((r for r in range(MOST) if rate ** (r + 1) <= enough), MOST) if rate > FEW else 0
+              for enough in ENOUGH]
+    again = {"wire-dtype": "int8", "gradient-repair": rounds[0], "parameter-repair": rounds[1]} if any(rounds) else {}
     return {"lead": "auto", "carry": 1, **again}
 
 

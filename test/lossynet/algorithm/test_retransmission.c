@@ -311,16 +311,17 @@ static void test_budget_of_rounds(void **state) {
     }
 }
 
-/* Until p^(r+1) is at most a fifteenth or the budget is used; parameters have one round at most. */
+/* Until p^(r+1) is at most 1/40 (gradients) or 0.22 (parameters) or the budget is used; none where
+ * p is at most a fifteenth, and two at most. */
 static void test_how_many_rounds(void **state) {
     (void)state;
     static const struct {
         double p, budget;
         int gradient, parameter;
-    } cases[] = {{0, 0, 0, 0},     {0.05, 0, 0, 0},  {0.1, 0, 1, 1},   {0.2, 0, 1, 1},
-                 {0.25, 0, 1, 1},  {0.4, 0, 2, 1},   {0.6, 0, 3, 1},   {0.9, 0, 3, 1},
-                 {1, 0, 3, 1},     {0.4, 0.2, 1, 1}, {0.1, 0.2, 1, 1}, {0.4, 0.5, 2, 1},
-                 {0.6, 0.94, 2, 1}};
+    } cases[] = {{0, 0, 0, 0},     {0.06, 0, 0, 0},  {0.1, 0, 1, 0},   {0.15, 0, 1, 0},
+                 {0.2, 0, 2, 0},   {0.25, 0, 2, 1},  {0.4, 0, 2, 1},   {0.6, 0, 2, 2},
+                 {0.9, 0, 2, 2},   {1, 0, 2, 2},     {0.4, 0.2, 1, 1}, {0.1, 0.2, 1, 0},
+                 {0.4, 0.5, 2, 1}, {0.6, 0.94, 2, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(lossynet_rounds_at(LOSSYNET_GRADIENT, cases[i].p, cases[i].budget),
                          cases[i].gradient);
