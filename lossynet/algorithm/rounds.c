@@ -23,13 +23,14 @@
 
 static const double FEW = 1 / 15.0;
 static const double ENOUGH[2] = {1 / 40.0, 0.22}; /* by phase */
-static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
+static const double FORGET = 0.98;                /* factor per step: a memory of about 50 steps */
 
 int lossynet_rounds_at(lossynet_phase phase, double p, double budget) {
     double left = p, asked = 0;
     int rounds = 0;
     if (p <= FEW) return 0;
-    while (rounds < LOSSYNET_ROUNDS_MOST && left > ENOUGH[phase] && (budget == 0 || asked < budget)) {
+    while (rounds < LOSSYNET_ROUNDS_MOST && left > ENOUGH[phase] &&
+           (budget == 0 || asked < budget)) {
         const double again = budget > 0 ? fmin(left, budget - asked) : left;
         asked += again;
         left -= again * (1 - p);
