@@ -591,7 +591,8 @@ void agreement_watch(struct agreement *a, double now) {
     /* All members of a large view together ask at most 64 times a second. */
     a->look = now + (a->view.members > 64 ? a->view.members / 64.0 : 1) - 0.1;
     const enum agreement_result found = look(a, &room);
-    if (found == AGREEMENT_FAILED) a->look = now + SPOILED; /* a line was printed */
+    /* A line was printed. A registration that is heard late does not make it look sooner, either. */
+    if (found == AGREEMENT_FAILED) a->look = a->soonest = now + SPOILED;
     if (found != AGREEMENT_WAIT) return;
     if (!a->changed) a->changed = has_changed(a, &room);
     if (room.view.self >= 0 && room.view.epoch >= a->view.epoch && !registered(&room, a->self.uid))
