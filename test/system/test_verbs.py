@@ -31,6 +31,7 @@ echo "exit status $?" >>link.tap
 
 # Trainings. All programs' first arguments, one mpirun.
 COMMON="--model=260K --train=train.bin --workers=4 --batch=1 --seq=8 --steps=STEPS --lr=3e-3 --seed=5"
+COMMON="$COMMON --wire-dtype=float32"
 ALL=--interface=rxe0,rxe1,rxe2:1,rxe3:1:1
 train() { # NAME ARGUMENT...
     name=$1
@@ -42,13 +43,13 @@ counters() {
     cat /sys/class/infiniband/rxe?/ports/1/hw_counters/$1 | paste -sd ' '
 }
 # All workers in one process, which gives the bits that ranks give over any link.
-timeout 200 PROGRAM $COMMON --out=alone --packet-bytes=4064 --loss-rate=0.1 --wire-dtype=float32 >alone.txt 2>&1
+timeout 200 PROGRAM $COMMON --out=alone --packet-bytes=4064 --loss-rate=0.1 >alone.txt 2>&1
 echo "exit status $?" >>alone.txt
 program=PROGRAM
 ranks=4
-train multicast --link=auto $ALL --loss-rate=0.1 --wire-dtype=float32 --multicast
+train multicast --link=auto $ALL --loss-rate=0.1 --multicast
 # Each rank with an --interface of its own.
-one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --wire-dtype=float32 --interface"
+one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --interface"
 timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
     >verbs.txt 2>&1
 echo "exit status $?" >>verbs.txt
