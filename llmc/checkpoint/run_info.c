@@ -29,20 +29,16 @@ json_t *run_info_event(const struct run_info *run) {
 static void announce_rule(const struct run_info *run) {
     const struct options *o = run->options;
     const bool leads = o->lead == OPTION_LEAD_AUTO;
-    const bool again = o->repair[0] || o->repair[1];
-    const bool small = o->wire_dtype >= OPTION_WIRE_INT8 && !o->multicast;
-    const bool both = o->repair[1] == OPTION_AUTO ? small : o->repair[1] > 0;
+    const bool again = run->loss.repairs[0] || run->loss.repairs[1];
+    const char *what = run->loss.repairs[1] ? "lost packets" : "lost gradients";
     const bool loses = o->loss_rate[0] > 0 || o->loss_rate[1] > 0 || run->ranks > 1;
     if (o->algorithm != ALGORITHM_LOSSY || run->workers == 1 || !loses) return;
-    printf("against loss: %s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
-           leads && again ? ", " : "",
-           !again ? ""
-           : both ? "lost packets go again"
-                  : "lost gradients go again",
-           (leads || again) && run->carries ? ", " : "",
-           run->carries ? "the rest is carried over" : "",
-           leads || again || run->carries ? "" : "nothing");
-    if (o->carry == OPTION_AUTO && !run->carries)
+    printf("against loss: %s%s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
+           leads && again ? ", " : "", again ? what : "", again ? " go again" : "",
+           (leads || again) && run->loss.carries ? ", " : "",
+           run->loss.carries ? "the rest is carried over" : "",
+           leads || again || run->loss.carries ? "" : "nothing");
+    if (o->carry == OPTION_AUTO && !run->loss.carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
                run->be->on_device ? "--device cuda, where that takes memory"
                : o->gpu_direct    ? "--gpu-direct"

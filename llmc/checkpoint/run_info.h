@@ -22,8 +22,11 @@ struct run_info {
     const char *revision, *link;
     bool faster_in_bf16; /* bf16 would be several times faster; --dtype did not decide */
     const char *sends;   /* how vectors are sent, see bucket_pipeline.h */
-    bool carries;        /* lost gradients join the next ones (--carry) */
-    bool mapped;         /* GPUs of a group read each other's gradients (group.h) */
+    struct {
+        bool carries;    /* lost gradients join the next ones (--carry) */
+        bool repairs[2]; /* lost gradients, parameters may be sent again (--repair) */
+    } loss;
+    bool mapped;                     /* GPUs of a group read each other's gradients (group.h) */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */

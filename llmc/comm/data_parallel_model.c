@@ -7,6 +7,7 @@
 
 #include "llmc/backend/host_vector.h"
 #include "llmc/checkpoint/hf_model.h"
+#include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
 #include "llmc/util/bf16.h"
 #include "llmc/util/file.h"
@@ -163,7 +164,9 @@ struct run_info data_parallel_facts(const struct data_parallel *d) {
                              .be = d->be,
                              .link = lossynet_link_name(d->comm),
                              .sends = d->pipeline.sends,
-                             .carries = data_parallel_carries(d),
+                             .loss = {data_parallel_carries(d),
+                                      {comm_rounds(d->options, LOSSYNET_GRADIENT) != 0,
+                                       comm_rounds(d->options, LOSSYNET_PARAMETER) != 0}},
                              .mapped = d->group.peers.mapped,
                              .rank = d->world.rank,
                              .ranks = d->world.ranks,

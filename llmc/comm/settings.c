@@ -109,7 +109,7 @@ void comm_choose_wire(struct options *o) {
 /* ---- rounds ------------------------------------------------------------------------------ */
 
 /* Only gradients are worth sending again at full size. Small packets leave room for both phases. */
-static int rounds_of(const struct options *o, lossynet_phase phase) {
+int comm_rounds(const struct options *o, lossynet_phase phase) {
     const bool gradient = phase == LOSSYNET_GRADIENT;
     if (o->repair[phase] != OPTION_AUTO) return o->repair[phase];
     const bool small = o->wire_dtype >= OPTION_WIRE_INT8 && !o->multicast;
@@ -154,7 +154,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.error_feedback = comm_carry(o, ranks, on_device) > 0;
     s.acknowledge_later = true; /* nothing changes gradients before their norm is exchanged */
     for (int phase = 0; phase < 2; phase++)
-        s.retransmission_rounds[phase] = rounds_of(o, (lossynet_phase)phase);
+        s.retransmission_rounds[phase] = comm_rounds(o, (lossynet_phase)phase);
     s.retransmission_budget = budget_of(o);
     s.drift_samples = o->drift_samples;
     s.network.interface = o->interface;
@@ -242,8 +242,8 @@ int comm_check(const struct options *o, int workers, int ranks) {
                           o->wire_dtype != OPTION_WIRE_FLOAT32))
         return log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
                          "--wire-dtype, for which the host has to see gradients");
-    if (o->repair_budget > 0 && !rounds_of(o, LOSSYNET_GRADIENT) &&
-        !rounds_of(o, LOSSYNET_PARAMETER))
+    if (o->repair_budget > 0 && !comm_rounds(o, LOSSYNET_GRADIENT) &&
+        !comm_rounds(o, LOSSYNET_PARAMETER))
         return log_error("--repair-budget: expected --repair too, the rounds that may use it");
     return check_network(o, workers, ranks);
 }

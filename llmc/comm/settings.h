@@ -41,6 +41,10 @@ bool comm_may_lose(const struct options *options, int ranks);
 /* The share of lost gradients that their senders add to the next ones (--carry). */
 double comm_carry(const struct options *options, int ranks, bool on_device);
 
+/* The number of rounds in which a phase's lost packets are sent again (--repair), or
+ * LOSSYNET_ROUNDS_MEASURED. */
+int comm_rounds(const struct options *options, lossynet_phase phase);
+
 /* The number of workers that share a replica (--group), at least 1, and the number of such groups
  * among `workers`. */
 int comm_group(const struct options *options);
