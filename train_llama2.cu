@@ -426,7 +426,7 @@ static int step_lossy(struct trainer *t, int step) {
     data_parallel_update_shards(&t->dp, step_of(t), t->record.grad_norm);
     t->run.recent[t->record.step % HANDOVER_STEPS] = t->record;
     t->updated = t->record.step + 1;
-    return data_parallel_broadcast(&t->dp, t->dp.vectors.params);
+    return data_parallel_broadcast(&t->dp, ARRAY_PARAMS);
 }
 
 /* rps: every worker steps on its own gradient; owners average the models and broadcast them. */
@@ -434,14 +434,14 @@ static int step_rps(struct trainer *t, int step) {
     int status = forward_backward(t, step);
     if (!status) status = update_replicas(t);
     if (!status) status = data_parallel_average_models(&t->dp);
-    return status ? status : data_parallel_broadcast(&t->dp, t->dp.vectors.params);
+    return status ? status : data_parallel_broadcast(&t->dp, ARRAY_PARAMS);
 }
 
 /* naive: owners average gradients and broadcast the average; every worker steps on its copy. */
 static int step_naive(struct trainer *t, int step) {
     int status = forward_backward(t, step);
     if (!status) status = average_gradients(t);
-    if (!status) status = data_parallel_broadcast(&t->dp, t->dp.vectors.grads);
+    if (!status) status = data_parallel_broadcast(&t->dp, ARRAY_GRADS);
     if (!status) data_parallel_update_received(&t->dp, step_of(t), t->record.grad_norm);
     return status;
 }

@@ -371,11 +371,16 @@ int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news
     return 0;
 }
 
-/* Owners average what they receive of the workers' vectors. */
-static int average(struct data_parallel *d, float *const *vectors, double start) {
-    const bool params = vectors == d->vectors.params;
-    lossynet_status status = lossynet_reduce(d->comm, vectors, data_parallel_is_lossless(d));
-    pipeline_receive(&d->pipeline, params ? ARRAY_PARAMS : ARRAY_GRADS, true);
+/* The workers' parameters or gradients, as lossynet takes them. */
+static float **vectors_of(const struct data_parallel *d, enum array what) {
+    return what == ARRAY_PARAMS ? d->vectors.params : d->vectors.grads;
+}
+
+/* Owners average what they receive of the workers' parameters or gradients. */
+static int average(struct data_parallel *d, enum array what, double start) {
+    lossynet_status status =
+        lossynet_reduce(d->comm, vectors_of(d, what), data_parallel_is_lossless(d));
+    pipeline_receive(&d->pipeline, what, true);
     d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
 }
@@ -410,13 +415,13 @@ int data_parallel_average_gradients(struct data_parallel *d) {
     pipeline_average_early(&d->pipeline, d->vectors.grads, data_parallel_is_lossless(d));
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     if (group_average(&d->group, &d->worker[0])) return -1;
-    return average(d, d->vectors.grads, start);
+    return average(d, ARRAY_GRADS, start);
 }
 
 int data_parallel_average_models(struct data_parallel *d) {
     const double start = log_seconds();
     pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false);
-    return average(d, d->vectors.params, start);
+    return average(d, ARRAY_PARAMS, start);
 }
 
 void data_parallel_update_shards(struct data_parallel *d, struct worker_step step, double norm) {
@@ -493,18 +498,17 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
     pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false); /* drift and evaluation read them */
 }
 
-int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
-    const bool params = vectors == d->vectors.params;
+int data_parallel_broadcast(struct data_parallel *d, enum array what) {
     const double start = log_seconds();
     d->time.unfinished = true;
-    pipeline_send(&d->pipeline, params ? ARRAY_COMM_PARAMS : ARRAY_COMM_GRADS, true);
+    pipeline_send(&d->pipeline, what == ARRAY_PARAMS ? ARRAY_COMM_PARAMS : ARRAY_COMM_GRADS, true);
     if (d->pipeline.overlap) pipeline_broadcast(&d->pipeline);
     lossynet_status status =
-        lossynet_broadcast_begin(d->comm, vectors, data_parallel_is_lossless(d));
+        lossynet_broadcast_begin(d->comm, vectors_of(d, what), data_parallel_is_lossless(d));
     if (!status && !d->pipeline.overlap) {
         status = lossynet_broadcast_end(d->comm);
         if (!status && group_wait(&d->group)) return -1;
-        pipeline_receive(&d->pipeline, params ? ARRAY_PARAMS : ARRAY_GRADS, false);
+        pipeline_receive(&d->pipeline, what, false);
     }
     d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;

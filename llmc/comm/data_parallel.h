@@ -165,8 +165,9 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
 int data_parallel_update_replicas(struct data_parallel *d, struct worker_step step, double *norm);
 /* Every worker runs AdamW on the elements whose averaged gradient it received, and on no others. */
 void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm);
-/* Owners send their shards of the vectors to all workers; with overlap, during the next forward. */
-int data_parallel_broadcast(struct data_parallel *d, float *const *vectors);
+/* Owners send their shards to all workers: of the parameters (ARRAY_PARAMS), with overlap during the
+ * next forward, or of the averaged gradient (ARRAY_GRADS). */
+int data_parallel_broadcast(struct data_parallel *d, enum array what);
 /* These two end step r->step. The first waits for its broadcast and measures the step. The next
  * exchange between ranks then carries the measurements. The second writes packets, ages and drift
  * into r, and makes that exchange itself if there was none. */

@@ -60,7 +60,7 @@ static int train(struct life *l) {
         const struct worker_step s = {.step = step, .learning_rate = 1e-2, .gradient_scale = 1};
         data_parallel_update_shards(d, s, norm);
         r.step = step;
-        if (data_parallel_broadcast(d, d->vectors.params) || data_parallel_finish_begin(d, &r) ||
+        if (data_parallel_broadcast(d, ARRAY_PARAMS) || data_parallel_finish_begin(d, &r) ||
             data_parallel_finish_end(d, &r))
             return -1;
         l->place.at.step++;
