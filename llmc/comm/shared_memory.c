@@ -24,7 +24,9 @@
 #include "llmc/log/error.h"
 
 enum { HEAD_BYTES = 4096, TOKEN_BYTES = 16 };
-enum { TRIES = 200 };                /* a waiting rank looks so often before it sleeps */
+/* A waiting rank looks so often before it sleeps. It does not yield the processor meanwhile: beside
+ * busy neighbours each yield costs the rest of its time slice, while one who sleeps is woken at once. */
+enum { TRIES = 200 };
 enum { BEATS = 16 };                 /* signs of life of a member in the time-out, at least, */
 static const double BEAT_MOST = 0.1; /* and so many seconds from one to the next, at most */
 
@@ -231,10 +233,8 @@ int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm) {
     double looked = 0;
     for (int i = 0; __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round; i++) {
         const bool turns = comm && lossynet_turn(comm);
-        if (i < TRIES || (turns && i % TRIES)) {
-            sched_yield();
-            continue;
-        }
+        if (turns) sched_yield(); /* to ranks whose packets it waits for */
+        if (i % TRIES && (turns || i < TRIES)) continue;
         if (!turns) sleep_while(&barrier->rounds, round);
         if (__atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round &&
             (find_ended(m) || find_silent(m, &looked)))
