@@ -339,7 +339,8 @@ static bool lacks_state(struct views *v) {
     v->waits = view->member[view->self].joined != v->start;
     if (!v->waits) return false; /* no view of the run has been entered yet */
     if (view->self == 0 && !v->told)
-        log_error("no rank of view %lld has the state of run %s: waits for one that has",
+        log_error("no rank of view %lld has the state of run %s: waits for one that has; if all of "
+                  "them are gone, stop this process and start the run with --meet-anew",
                   (long long)view->epoch, v->options->meet);
     v->told = true;
     nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
@@ -441,7 +442,7 @@ int views_leave(struct views *v, const struct data_parallel *d, bool agreed) {
     v->failed = v->share_failed || (d->comm && lossynet_has_failed(d->comm, missing));
     if (!v->failed && !agreed && !v->waits) v->failed = drop_joiners(v);
     if (!v->failed && !agreed && !v->waits) return -1;
-    if (!v->entered && ++v->failures > FAILURES_MOST)
+    if (!v->entered && !v->waits && ++v->failures > FAILURES_MOST)
         return log_error(
             "%d views in a row have failed before anything was trained: expected ranks "
             "that reach each other",
