@@ -524,7 +524,7 @@ check: check-format
 
 check-format:
 	@if command -v clang-format >/dev/null; then \
-	    echo $(FORMATTED) | xargs clang-format --dry-run -Werror; \
+	    echo $(FORMATTED) | xargs -n 64 -P $$(nproc) clang-format --dry-run -Werror; \
 	else echo "no clang-format here (package clang-format): formatting was not checked"; fi
 
 # Checks that lossynet's folders include and call only those of lower layers.

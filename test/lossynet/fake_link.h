@@ -25,6 +25,19 @@ static inline void fake_answer(int peer, const uint8_t datagram[FAKE_BYTES]) {
     fake.peer[fake.answers++] = peer;
 }
 
+/* The same of a datagram of this type, for one that rank 0 sent to the peer; its state is empty. */
+static inline void fake_reply(int peer, const uint8_t *header, int type) {
+    struct wire_header h;
+    uint8_t datagram[FAKE_BYTES] = {0};
+    wire_decode(&h, header, WIRE_HEADER_BYTES);
+    h.type = (uint8_t)type;
+    h.sender = (uint16_t)peer, h.receiver = 0;
+    h.checksum = 0;
+    wire_encode(datagram, &h);
+    wire_put(datagram + WIRE_CHECKSUM_AT, ln_crc32c(0, datagram, FAKE_BYTES), 4);
+    fake_answer(peer, datagram);
+}
+
 static lossynet_status fake_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
                                  int count) {
     (void)link;

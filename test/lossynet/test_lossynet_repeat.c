@@ -22,16 +22,7 @@ static atomic_int sent_control;
 static void hear(int peer, const uint8_t *header) {
     const int type = wire_type(header);
     atomic_fetch_add(&sent_control, type != WIRE_DATA);
-    if (type != WIRE_PROBE || peer <= silent_ranks) return;
-    struct wire_header h;
-    uint8_t state[FAKE_BYTES] = {0};
-    wire_decode(&h, header, WIRE_HEADER_BYTES);
-    h.type = WIRE_STATE;
-    h.sender = (uint16_t)peer, h.receiver = 0;
-    h.checksum = 0;
-    wire_encode(state, &h);
-    wire_put(state + WIRE_CHECKSUM_AT, ln_crc32c(0, state, FAKE_BYTES), 4);
-    fake_answer(peer, state);
+    if (type == WIRE_PROBE && peer > silent_ranks) fake_reply(peer, header, WIRE_STATE);
 }
 
 /* ---- counting ---- */
