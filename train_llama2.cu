@@ -42,6 +42,7 @@
 #include "llmc/log/jsonl.h"
 #include "llmc/comm/async_writer.h"
 #include "llmc/comm/data_parallel_model.h"
+#include "llmc/comm/settings.h"
 #include "llmc/comm/views.h"
 #include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
@@ -339,6 +340,7 @@ static int finish_step_end(struct trainer *t) {
     t->run.recent[r->step % HANDOVER_STEPS] = *r;
     metrics_add(&t->run.at.record, r);
     metrics_show_step(&t->progress, r, t->dp.workers > 1);
+    comm_note_loss(t->run.options, &t->run.at.record, &t->progress);
     metrics_log_step(t->log, r);
     return 0;
 }

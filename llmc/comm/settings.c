@@ -2,6 +2,7 @@
 #include "llmc/comm/settings.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -70,12 +71,12 @@ void comm_plan(const struct options *o, int workers, int ranks, struct memory_pl
 
 /* ---- the type on the wire ---------------------------------------------------------------- */
 
-/* Whether so many packets are lost on purpose that --repair auto sends some again. */
-static bool sends_again(const struct options *o) {
+/* Whether --repair auto sends packets again if this share of each phase is lost. */
+static bool sends_again(const struct options *o, const double lost[2]) {
     if (o->algorithm != ALGORITHM_LOSSY || o->plain) return false;
     for (int phase = 0; phase < 2; phase++)
         if (o->repair[phase] == OPTION_AUTO &&
-            lossynet_rounds_at((lossynet_phase)phase, o->loss_rate[phase], 0) > 0)
+            lossynet_rounds_at((lossynet_phase)phase, lost[phase], 0) > 0)
             return true;
     return false;
 }
@@ -100,10 +101,27 @@ void comm_choose_wire(struct options *o) {
     o->wire_dtype_chosen = true;
     o->wire_dtype = OPTION_WIRE_FLOAT32;
     if (!broadcasts || o->gpu_direct || o->plain) return;
-    if (sends_again(o) || link_is_the_limit(o, gpu))
+    if (sends_again(o, o->loss_rate) || link_is_the_limit(o, gpu))
         o->wire_dtype = OPTION_WIRE_INT8;
     else if (gpu && o->dtype != OPTION_DTYPE_FLOAT32)
         o->wire_dtype = OPTION_WIRE_BF16;
+}
+
+void comm_note_loss(const struct options *o, const struct run_metrics *record,
+                    struct progress *progress) {
+    const struct step_metrics *sum = &record->sum;
+    const int p = LOSSYNET_PARAMETER; /* never sent again without int8, so this is the network's */
+    const double rate = sum->expected[p] > 0 ? 1 - sum->arrived[p] / sum->expected[p] : 0;
+    const double lost[2] = {rate, rate};
+    char line[128];
+    if (record->steps != 50 || !o->wire_dtype_chosen || o->wire_dtype >= OPTION_WIRE_INT8 ||
+        o->gpu_direct || !sends_again(o, lost))
+        return;
+    snprintf(
+        line, sizeof line,
+        "note: the network loses %.0f%%: --wire-dtype int8 leaves room to send more of it again",
+        100 * rate);
+    progress_message(progress, line);
 }
 
 /* ---- rounds ------------------------------------------------------------------------------ */

@@ -35,6 +35,11 @@ struct lossynet_settings comm_settings(const struct options *options,
  * it after options_parse, before anything below. */
 void comm_choose_wire(struct options *options);
 
+/* After 50 steps, where --wire-dtype auto could not know that the network itself loses packets:
+ * says that int8 would do better. record: the steps so far. Call it after each step. */
+void comm_note_loss(const struct options *options, const struct run_metrics *record,
+                    struct progress *progress);
+
 /* Whether packets can be lost: on purpose, or by the link between so many ranks. */
 bool comm_may_lose(const struct options *options, int ranks);
 

@@ -274,6 +274,21 @@ def test_what_the_kernel_lost_is_sent_again(hosts, data, tmp_path):
             assert log[-1][phase] == pytest.approx(left, abs=0.01)
 
 
+def test_a_network_that_loses_much_is_named(hosts, data, tmp_path):
+    """--wire-dtype auto knows only of injected loss. So a run says once what it measures, unless the user has
+    chosen a type, and not where hardly anything is lost."""
+    def notes(lost, **changes):
+        hosts.lose(lost)
+        done = hosts.mpirun(PROGRAM, *options(data, tmp_path / f"{lost}{len(changes)}", steps=51, peer_timeout=60,
+                                              packet_bytes=1440, **changes), timeout=TIMEOUT)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return re.findall(r"note: the network loses (\d+)%: --wire-dtype int8 leaves", done.stdout)
+
+    (rate,) = notes(20)
+    assert int(rate) == pytest.approx(20, abs=2)
+    assert not notes(20, wire_dtype="int8") and not notes(0)
+
+
 @pytest.mark.parametrize("kernel", ["slow lane", "netem"])
 def test_reordering_and_duplicates_change_nothing(hosts, data, tmp_path, kernel):
     if kernel == "netem":
