@@ -14,6 +14,28 @@ static void *take_memory(size_t count, size_t bytes) {
     return memory;
 }
 
+/* The next two functions are for the arrays that follow their elements: memory in the host for that
+ * many elements of each. */
+static void release_owned(float *owned[ARRAYS]) {
+    for (int a = 0; a < ARRAYS; a++) free(owned[a]);
+}
+
+static int take_owned(float *owned[ARRAYS], size_t elements) {
+    for (int a = 0; a < ARRAYS; a++) {
+        if (!array_rows[a].follows) continue;
+        owned[a] = (float *)take_memory(elements, sizeof *owned[a]);
+        if (!owned[a]) return -1;
+    }
+    return 0;
+}
+
+/* The elements that all workers of this rank own. */
+static size_t owned_elements(const struct data_parallel *d) {
+    size_t elements = 0;
+    for (int w = 0; w < d->local; w++) elements += d->worker[w].owned;
+    return elements;
+}
+
 /* ---- the state of a rank ---------------------------------------------------------------- */
 
 void handover_release(struct handover *h) {
@@ -23,8 +45,7 @@ void handover_release(struct handover *h) {
     }
     free(h->owner);
     free(h->params);
-    free(h->m);
-    free(h->v);
+    release_owned(h->owned);
     memset(h, 0, sizeof *h);
 }
 
@@ -84,7 +105,7 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
                          .local = d->local,
                          .buckets = d->layout->buckets,
                          .packet_elements = lossynet_packet_elements(d->comm)};
-    size_t owned = 0, most = 0, state = 0;
+    size_t most = 0, state = 0;
     handover_release(out);
     h.owner = (struct handover_owner *)take_memory((size_t)h.workers, sizeof *h.owner);
     int failed = !h.owner;
@@ -92,19 +113,17 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
         failed = describe_owner(d, o, &h.owner[o]);
         if (h.owner[o].packets > most) most = h.owner[o].packets;
     }
-    for (int w = 0; w < h.local; w++) owned += lossynet_owned_elements(d->comm, h.first + w);
     uint32_t *age = (uint32_t *)take_memory(most, sizeof *age);
     h.params = (float *)take_memory(d->layout->count, sizeof *h.params);
-    h.m = (float *)take_memory(owned, sizeof *h.m);
-    h.v = (float *)take_memory(owned, sizeof *h.v);
-    failed = failed || !age || !h.params || !h.m || !h.v;
+    failed = failed || !age || !h.params || take_owned(h.owned, owned_elements(d));
     for (int w = 0; w < h.local && !failed; w++) {
         const struct worker *k = &d->worker[w];
-        const size_t mine = lossynet_owned_elements(d->comm, k->id);
         failed = take_replica(d, w, age, &h);
-        d->be->download(h.m + state, k->m, mine * sizeof *h.m);
-        d->be->download(h.v + state, k->v, mine * sizeof *h.v);
-        state += mine;
+        for (int a = 0; a < ARRAYS; a++)
+            if (h.owned[a])
+                d->be->download(h.owned[a] + state, worker_array(k, (enum array)a),
+                                k->owned * sizeof(float));
+        state += k->owned;
     }
     free(age);
     *out = h;
@@ -295,7 +314,8 @@ static int average_squares(struct giving *g) {
         for (size_t s = 0; s < spans && piece->state != WITHOUT; s++) {
             const struct span *span = &l->span[s];
             const struct run both = run_common(*piece, (struct run){span->offset, span->count, 0});
-            for (size_t e = 0; e < both.count; e++) mine[2 * s] += g->h->v[both.state + e];
+            for (size_t e = 0; e < both.count; e++)
+                mine[2 * s] += g->h->owned[ARRAY_V][both.state + e];
             mine[2 * s + 1] += (double)both.count;
         }
     }
@@ -323,20 +343,20 @@ static int by_offset(const void *a, const void *b) {
 /* ---- messages ---- */
 
 /* A message to a rank is a sequence of segments. Each is followed by its values: parameters, and if
- * `moments` is 1, m and v. */
+ * `moments` is 1, the arrays that follow them. */
 struct segment {
     uint64_t offset, count;
     uint64_t moments; /* 0 or 1 */
-    uint64_t worker;  /* its new owner */
-    uint64_t state;   /* where it starts among the elements of that owner */
+    uint64_t state;   /* where it starts among the elements that the rank owns now */
 };
 
 static size_t segment_bytes(size_t count, bool moments) {
-    return sizeof(struct segment) + count * (moments ? 3 : 1) * sizeof(float);
+    const size_t values = 1 + (moments ? (size_t)arrays_that_follow() : 0);
+    return sizeof(struct segment) + values * count * sizeof(float);
 }
 
 /* Writes this rank's pieces of one shard to `to`; if it is NULL, only counts. Returns the bytes. */
-static size_t write_shard(const struct giving *g, int worker, struct run shard, char *to) {
+static size_t write_shard(const struct giving *g, struct run shard, char *to) {
     size_t bytes = 0, low = 0, high = g->pieces;
     while (low < high) { /* finds the first piece that ends after the shard's start */
         const size_t middle = (low + high) / 2;
@@ -350,16 +370,13 @@ static size_t write_shard(const struct giving *g, int worker, struct run shard, 
         const size_t part = both.count * sizeof(float);
         const bool moments = p->state != WITHOUT;
         if (to) {
-            const struct segment s = {both.offset, both.count, moments, (uint64_t)worker,
-                                      both.state};
+            const struct segment s = {both.offset, both.count, moments, both.state};
+            const size_t first = p->state + (both.offset - p->offset);
             char *at = to + bytes;
             memcpy(at, &s, sizeof s);
             memcpy(at += sizeof s, g->h->params + both.offset, part);
-            if (moments) {
-                const size_t first = p->state + (both.offset - p->offset);
-                memcpy(at += part, g->h->m + first, part);
-                memcpy(at + part, g->h->v + first, part);
-            }
+            for (int a = 0; a < ARRAYS && moments; a++)
+                if (g->h->owned[a]) memcpy(at += part, g->h->owned[a] + first, part);
         }
         bytes += segment_bytes(both.count, moments);
     }
@@ -368,21 +385,21 @@ static size_t write_shard(const struct giving *g, int worker, struct run shard, 
 
 /* Writes the message to a rank; if `to` is NULL, only counts. Returns its bytes. */
 static size_t write_message(const struct giving *g, int rank, char *to) {
+    struct run shard = {0, 0, 0};
     size_t bytes = 0;
     for (int w = rank * g->d->local; w < (rank + 1) * g->d->local; w++) {
-        struct run shard = {0, 0, 0};
         for (int b = 0; b < g->d->layout->buckets; b++) {
             shard.state += shard.count;
             lossynet_shard(g->d->comm, w, b, &shard.offset, &shard.count);
-            bytes += write_shard(g, w, shard, to ? to + bytes : NULL);
+            bytes += write_shard(g, shard, to ? to + bytes : NULL);
         }
     }
     return bytes;
 }
 
-struct received {   /* the new state of local owners */
-    float *params;  /* [P] */
-    float **m, **v; /* [local], in the host's memory */
+struct received {  /* the new state of local owners, in the host's memory */
+    float *params; /* [P] */
+    float *owned[ARRAYS];
     size_t elements;
 };
 
@@ -401,15 +418,12 @@ static void read_message(const struct giving *g, const char *from, size_t bytes,
     for (const char *end = from + bytes; from < end;) {
         struct segment s;
         memcpy(&s, from, sizeof s);
-        const size_t w = s.worker - (uint64_t)g->d->worker[0].id, part = s.count * sizeof(float);
+        const size_t part = s.count * sizeof(float);
         const char *values = from + sizeof s;
         memcpy(got->params + s.offset, values, part);
-        if (s.moments) {
-            memcpy(got->m[w] + s.state, values + part, part);
-            memcpy(got->v[w] + s.state, values + 2 * part, part);
-        } else {
-            fill_squares(g, &s, got->v[w] + s.state);
-        }
+        for (int a = 0; a < ARRAYS && s.moments; a++)
+            if (got->owned[a]) memcpy(got->owned[a] + s.state, values += part, part);
+        if (!s.moments) fill_squares(g, &s, got->owned[ARRAY_V] + s.state);
         got->elements += s.count;
         from += segment_bytes(s.count, s.moments);
     }
@@ -451,12 +465,15 @@ static int exchange_messages(struct giving *g, struct received *got) {
 static int set_workers(struct giving *g, const struct received *got) {
     struct data_parallel *d = g->d;
     const size_t P = d->layout->count;
+    size_t state = 0;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
-        const size_t owned = lossynet_owned_elements(d->comm, k->id);
         worker_initialise(k, d->be, got->params, P);
-        d->be->upload(k->m, got->m[w], owned * sizeof(float));
-        d->be->upload(k->v, got->v[w], owned * sizeof(float));
+        for (int a = 0; a < ARRAYS; a++)
+            if (got->owned[a])
+                d->be->upload(worker_array(k, (enum array)a), got->owned[a] + state,
+                              k->owned * sizeof(float));
+        state += k->owned;
     }
     if (d->workers == 1) return 0;
     const float *model;
@@ -469,21 +486,10 @@ static int set_workers(struct giving *g, const struct received *got) {
 
 static int give(struct giving *g, struct handover_report *report) {
     struct data_parallel *d = g->d;
-    const size_t local = (size_t)d->local;
+    const size_t owned = owned_elements(d);
     uint64_t orphans = 0, *all = (uint64_t *)take_memory((size_t)d->world.ranks, sizeof *all);
-    struct received got = {.params = (float *)take_memory(d->layout->count, sizeof(float)),
-                           .m = (float **)take_memory(local, sizeof(float *)),
-                           .v = (float **)take_memory(local, sizeof(float *)),
-                           .elements = 0};
-    size_t owned = 0;
-    int failed = !all || !got.params || !got.m || !got.v;
-    for (size_t w = 0; w < local && !failed; w++) {
-        const size_t count = lossynet_owned_elements(d->comm, d->worker[w].id);
-        got.m[w] = (float *)take_memory(count, sizeof(float));
-        got.v[w] = (float *)take_memory(count, sizeof(float));
-        failed = !got.m[w] || !got.v[w];
-        owned += count;
-    }
+    struct received got = {.params = (float *)take_memory(d->layout->count, sizeof(float))};
+    int failed = !all || !got.params || take_owned(got.owned, owned);
     for (int o = 0; o < g->h->workers; o++)
         if (g->holder[o] < 0) orphans += g->h->owner[o].packets;
     failed = failed || gather_of_ranks(d, &orphans, all, sizeof orphans);
@@ -500,12 +506,7 @@ static int give(struct giving *g, struct handover_report *report) {
                            "the ranks that were there before",
                            got.elements, owned);
     failed = failed || set_workers(g, &got);
-    for (size_t w = 0; w < local; w++) {
-        if (got.m) free(got.m[w]);
-        if (got.v) free(got.v[w]);
-    }
-    free(got.m);
-    free(got.v);
+    release_owned(got.owned);
     free(got.params);
     free(all);
     return failed ? -1 : 0;

@@ -99,11 +99,15 @@ static bool add_table(struct snapshot *out, const char *name, int worker, const 
     return table;
 }
 
-/* Adds values that a worker has of the runs that it owns. */
-static void add_owned(const struct data_parallel *d, const struct worker *w, const char *name,
-                      const float *values, size_t elements, struct snapshot *out) {
-    void *copy = snapshot_add(out, "F32", elements, 0, name, w->id);
-    if (copy) d->be->download(copy, values, elements * sizeof(float));
+/* Adds the arrays that a worker has of the runs that it owns. */
+static void add_owned(const struct data_parallel *d, const struct worker *w, size_t elements,
+                      struct snapshot *out) {
+    for (int a = 0; a < ARRAYS; a++) {
+        const char *name = array_rows[a].saved;
+        if (!name || (a == ARRAY_AHEAD && !d->vectors.sent_ahead)) continue;
+        void *copy = snapshot_add(out, "F32", elements, 0, "worker.%d.%s", w->id, name);
+        if (copy) d->be->download(copy, worker_array(w, (enum array)a), elements * sizeof(float));
+    }
 }
 
 static int add_replica(const struct data_parallel *d, const struct worker *w,
@@ -140,9 +144,7 @@ static int add_all(const struct data_parallel *d, struct snapshot *out) {
         struct moments mine;
         find_moments(d, w, &mine);
         add_table(out, "worker.%d.owned", w->id, mine.run, mine.runs);
-        add_owned(d, w, "worker.%d.m", w->m, mine.elements, out);
-        add_owned(d, w, "worker.%d.v", w->v, mine.elements, out);
-        if (d->vectors.sent_ahead) add_owned(d, w, "worker.%d.ahead", w->ahead, mine.elements, out);
+        add_owned(d, w, mine.elements, out);
         add_network(d, w->id, out);
         if (add_replica(d, w, out)) return -1;
     }
@@ -248,9 +250,12 @@ static int64_t take_moments(const struct data_parallel *d, const struct source *
     struct table table;
     size_t elements, i = 0, before = 0, taken = 0;
     if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
-    const struct safetensors_view *sm = get(s, from, "m", "F32", (int64_t)elements, 0);
-    const struct safetensors_view *sv = sm ? get(s, from, "v", "F32", (int64_t)elements, 0) : NULL;
-    if (!sv) return -1;
+    const struct safetensors_view *saved[ARRAYS] = {NULL};
+    for (int a = 0; a < ARRAYS; a++) {
+        if (!array_rows[a].follows) continue;
+        saved[a] = get(s, from, array_rows[a].saved, "F32", (int64_t)elements, 0);
+        if (!saved[a]) return -1;
+    }
     for (size_t k = 0; k < table.runs; k++) {
         const struct run theirs = run_at(&table, k, &before);
         while (i < mine->runs && mine->run[i].offset + mine->run[i].count <= theirs.offset) i++;
@@ -258,9 +263,10 @@ static int64_t take_moments(const struct data_parallel *d, const struct source *
              j++) {
             const struct run both = run_common(mine->run[j], theirs);
             const size_t at = (theirs.state + (both.offset - theirs.offset)) * sizeof(float);
-            const size_t bytes = both.count * sizeof(float);
-            d->be->upload(w->m + both.state, (const char *)sm->data + at, bytes);
-            d->be->upload(w->v + both.state, (const char *)sv->data + at, bytes);
+            for (int a = 0; a < ARRAYS; a++)
+                if (saved[a])
+                    d->be->upload(worker_array(w, (enum array)a) + both.state,
+                                  (const char *)saved[a]->data + at, both.count * sizeof(float));
             taken += both.count;
         }
     }

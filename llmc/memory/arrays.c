@@ -11,40 +11,48 @@
 
 const struct array_row array_rows[ARRAYS] = {
     [ARRAY_PARAMS] = {PARAMETERS, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_WHOLE, TYPE_FLOAT32,
-                      PER_REPLICA},
-    [ARRAY_MASTER] = {OWNED, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
-                      PER_WORKER},
+                      PER_REPLICA, NULL, false},
+    [ARRAY_MASTER] = {OWNED, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
+                      NULL, false},
     [ARRAY_WEIGHTS] = {"weights in use", LINE_WEIGHTS, SPACE_BACKEND, EXTENT_WHOLE, TYPE_BF16,
-                       PER_RANK},
+                       PER_RANK, NULL, false},
     [ARRAY_GRADS] = {"a worker's gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_SLOTS,
-                     TYPE_FLOAT32, PER_GRADIENT},
+                     TYPE_FLOAT32, PER_GRADIENT, NULL, false},
     [ARRAY_APART] = {"a member's gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_WHOLE,
-                     TYPE_FLOAT32, PER_SET},
+                     TYPE_FLOAT32, PER_SET, NULL, false},
     [ARRAY_AVERAGE] = {"an averaged gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_OWNED,
-                       TYPE_FLOAT32, PER_WORKER},
+                       TYPE_FLOAT32, PER_WORKER, NULL, false},
     [ARRAY_M] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
-                 PER_WORKER},
+                 PER_WORKER, "m", true},
     [ARRAY_V] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
-                 PER_WORKER},
-    [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER},
+                 PER_WORKER, "v", true},
+    [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
+                     "ahead", false},
     [ARRAY_RESIDUAL] = {"lost gradients (--carry)", LINE_LOST, SPACE_BACKEND, EXTENT_WHOLE,
-                        TYPE_FLOAT32, PER_WORKER},
+                        TYPE_FLOAT32, PER_WORKER, NULL, false},
     [ARRAY_MODEL] = {"the model put together", LINE_MODEL, SPACE_BACKEND, EXTENT_MODEL,
-                     TYPE_FLOAT32, PER_RANK},
+                     TYPE_FLOAT32, PER_RANK, NULL, false},
     [ARRAY_COMM_PARAMS] = {PARAMETERS, LINE_COPIES, SPACE_PINNED, EXTENT_WHOLE, TYPE_COPY,
-                           PER_GROUP},
+                           PER_GROUP, NULL, false},
     [ARRAY_COMM_GRADS] = {"a worker's gradient", LINE_COPIES, SPACE_PINNED, EXTENT_WHOLE, TYPE_COPY,
-                          PER_GRADIENT},
+                          PER_GRADIENT, NULL, false},
     [ARRAY_COMM_SLOTS] = {"a worker's gradient", LINE_COPIES, SPACE_GROUP, EXTENT_COPY_SLOTS,
-                          TYPE_COPY, PER_WORKER},
+                          TYPE_COPY, PER_WORKER, NULL, false},
     [ARRAY_COMM_SUMS] = {"the sums of a group", LINE_COPIES, SPACE_GROUP, EXTENT_WHOLE, TYPE_COPY,
-                         PER_GROUP},
-    [ARRAY_COMM_MASTER] = {OWNED, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32,
-                           PER_WORKER},
+                         PER_GROUP, NULL, false},
+    [ARRAY_COMM_MASTER] = {OWNED, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
+                           NULL, false},
     [ARRAY_COMM_AVERAGE] = {"an averaged gradient", LINE_COPIES, SPACE_PINNED, EXTENT_OWNED,
-                            TYPE_FLOAT32, PER_WORKER},
-    [ARRAY_COMM_AHEAD] = {AHEAD, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER},
+                            TYPE_FLOAT32, PER_WORKER, NULL, false},
+    [ARRAY_COMM_AHEAD] = {AHEAD, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
+                          NULL, false},
 };
+
+int arrays_that_follow(void) {
+    int count = 0;
+    for (int a = 0; a < ARRAYS; a++) count += array_rows[a].follows;
+    return count;
+}
 
 double array_elements(enum array array, const struct placement *p, const struct array_sizes *s) {
     switch (array_rows[array].extent) {

@@ -2,7 +2,8 @@
  *
  * The table says of each array where it lies, how many elements of which type it has, how many of
  * it a rank has. Which of them a run has, says placement.h. A run allocates and releases by the table,
- * --dry-run and the memory check add it up.
+ * --dry-run and the memory check add it up, and checkpoints and ranks that take over from others have
+ * what it says.
  */
 #ifndef LLMC_MEMORY_ARRAYS_H
 #define LLMC_MEMORY_ARRAYS_H
@@ -47,8 +48,14 @@ struct array_row {
     enum array_extent extent;
     enum array_type type;
     enum array_per per;
+    const char *saved; /* a checkpoint has it as the tensor worker.W.<saved>; NULL: it has not */
+    bool follows;      /* its elements go to their new owner when shards are dealt out anew: when
+                          other ranks take part, or resume a checkpoint */
 };
 extern const struct array_row array_rows[ARRAYS];
+
+/* The number of arrays that follow their elements to a new owner. */
+int arrays_that_follow(void);
 
 struct array_sizes {
     double whole, owned, slots, copy_slots, model;     /* elements, by extent */

@@ -193,8 +193,8 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
  * each has parameters, and moments of its shards. Also counts the messages with its shards, sent
  * and received. */
 static double change_bytes(const struct memory_plan_settings *s, double P) {
-    const double owned = P / s->run.ranks;
-    return s->run.changes && !s->run.evaluates ? 2 * (4 * P + 8 * owned) + 2 * 12 * owned : 0;
+    const double owned = P / s->run.ranks, state = 4 * arrays_that_follow() * owned;
+    return s->run.changes && !s->run.evaluates ? 2 * (4 * P + state) + 2 * (4 * owned + state) : 0;
 }
 
 bool memory_plan_choose_recompute(const struct llama_config *c, struct memory_plan_settings *s,

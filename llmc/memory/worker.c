@@ -23,6 +23,10 @@ static float **member(struct worker *w, int array) {
     return (float **)((char *)w + member_of[array]);
 }
 
+float *worker_array(const struct worker *w, enum array array) {
+    return *member((struct worker *)w, array);
+}
+
 struct array_sizes worker_sizes(const struct param_layout *layout, const struct placement *p,
                                 size_t owned) {
     const size_t model = p->masters ? param_layout_largest_bucket(layout) : layout->count;

@@ -82,6 +82,9 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
                     const struct placement *placement, size_t owned);
 void worker_release(struct worker *w, const struct backend *be);
 
+/* An array of the worker's own. */
+float *worker_array(const struct worker *w, enum array array);
+
 /* Copies parameters (count, in host memory) to the backend's vector and to the network's copy. */
 void worker_initialise(struct worker *w, const struct backend *be, const float *params,
                        size_t count);

@@ -170,6 +170,8 @@ static double said(const struct placement *p, const struct array_sizes *sizes, b
     double bytes = 0;
     for (int a = 0; a < ARRAYS; a++) {
         const struct array_row *row = &array_rows[a];
+        assert_true(!row->saved || row->extent == EXTENT_OWNED); /* a run of elements each */
+        assert_true(!row->follows || row->saved); /* by the same name in all checkpoints */
         if (!p->has[a] || row->space == SPACE_GROUP || row->per == PER_RANK ||
             row->per == PER_SET || (row->space == SPACE_PINNED) != pinned)
             continue;
