@@ -274,7 +274,7 @@ struct candidate {
 };
 
 static int older_first(const void *a, const void *b) {
-    const struct candidate *x = (const struct candidate *)a, *y = b;
+    const struct candidate *x = a, *y = b;
     if (x->start != y->start) return x->start < y->start ? -1 : 1;
     /* Checkpoints of before 0.1.0 have no start: there, the time is all there is. */
     if (!x->start && x->saved != y->saved) return x->saved < y->saved ? -1 : 1;

@@ -173,9 +173,10 @@ static int find_start(struct options *o, const char *newest) {
 
 static int parse(int argc, char **argv, const struct lossynet_world *world, struct options *o) {
     const int status = options_parse(argc, argv, o);
-    if (!status) comm_choose_wire(o);
     if (status || o->help) return status;
-    return !backend_cpu(DTYPE_FLOAT32) || (!o->version && validate_group(o, world)) ? 2 : 0;
+    if (!backend_cpu(DTYPE_FLOAT32) || (!o->version && validate_group(o, world))) return 2;
+    comm_choose_wire(o);
+    return 0;
 }
 
 /* Rank 0 finds the newest checkpoint for --resume auto, and tells all ranks: another run may save one

@@ -189,7 +189,7 @@ static int allocate_workers(struct data_parallel *d) {
     if (p->borrows) d->vectors.model = d->worker[0].grads;
     if (!p->gathers) return 0;
     const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
-    d->vectors.model = (float *)array_allocate(ARRAY_MODEL, d->vectors.memory, p, &sizes);
+    d->vectors.model = array_allocate(ARRAY_MODEL, d->vectors.memory, p, &sizes);
     return d->vectors.model ? 0 : -1;
 }
 
@@ -219,7 +219,7 @@ static int open_pipeline(struct data_parallel *d) {
     if (pipeline_open(&d->pipeline)) return -1;
     if (!p->weights) return 0;
     const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
-    d->pipeline.weights = (weight *)array_allocate(ARRAY_WEIGHTS, d->be, p, &sizes);
+    d->pipeline.weights = array_allocate(ARRAY_WEIGHTS, d->be, p, &sizes);
     for (int w = 0; w < d->local && p->masters; w++) d->worker[w].weights = d->pipeline.weights;
     return d->pipeline.weights ? 0 : -1;
 }

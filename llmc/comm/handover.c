@@ -23,7 +23,7 @@ static void release_owned(float *owned[ARRAYS]) {
 static int take_owned(float *owned[ARRAYS], size_t elements) {
     for (int a = 0; a < ARRAYS; a++) {
         if (!array_rows[a].follows) continue;
-        owned[a] = (float *)take_memory(elements, sizeof *owned[a]);
+        owned[a] = take_memory(elements, sizeof *owned[a]);
         if (!owned[a]) return -1;
     }
     return 0;
@@ -90,8 +90,8 @@ static int take_replica(const struct data_parallel *d, int w, uint32_t *age, str
 
 static int describe_owner(const struct data_parallel *d, int o, struct handover_owner *owner) {
     owner->packets = lossynet_ages_of_owner(d->comm, d->worker[0].id, o, NULL);
-    owner->run = (struct run *)take_memory((size_t)d->layout->buckets, sizeof *owner->run);
-    owner->age = (uint8_t *)take_memory(owner->packets, 1);
+    owner->run = take_memory((size_t)d->layout->buckets, sizeof *owner->run);
+    owner->age = take_memory(owner->packets, 1);
     if (!owner->run || !owner->age) return -1;
     memset(owner->age, HANDOVER_NOTHING, owner->packets);
     data_parallel_find_shards(d, o, owner->run);
@@ -107,14 +107,14 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
                          .packet_elements = lossynet_packet_elements(d->comm)};
     size_t most = 0, state = 0;
     handover_release(out);
-    h.owner = (struct handover_owner *)take_memory((size_t)h.workers, sizeof *h.owner);
+    h.owner = take_memory((size_t)h.workers, sizeof *h.owner);
     int failed = !h.owner;
     for (int o = 0; o < h.workers && !failed; o++) {
         failed = describe_owner(d, o, &h.owner[o]);
         if (h.owner[o].packets > most) most = h.owner[o].packets;
     }
-    uint32_t *age = (uint32_t *)take_memory(most, sizeof *age);
-    h.params = (float *)take_memory(d->layout->count, sizeof *h.params);
+    uint32_t *age = take_memory(most, sizeof *age);
+    h.params = take_memory(d->layout->count, sizeof *h.params);
     failed = failed || !age || !h.params || take_owned(h.owned, owned_elements(d));
     for (int w = 0; w < h.local && !failed; w++) {
         const struct worker *k = &d->worker[w];
@@ -153,8 +153,8 @@ struct giving {               /* one call of handover_give */
 /* An all-gather with one item per rank; lossynet's has one per worker. all: [ranks * bytes]. */
 static int gather_of_ranks(struct data_parallel *d, const void *mine, void *all, size_t bytes) {
     const size_t ranks = (size_t)d->world.ranks, local = (size_t)d->local;
-    char *items = (char *)take_memory(local, bytes), *every = NULL;
-    if (items) every = (char *)take_memory(ranks * local, bytes);
+    char *items = take_memory(local, bytes), *every = NULL;
+    if (items) every = take_memory(ranks * local, bytes);
     int failed = !every;
     if (!failed) {
         memcpy(items, mine, bytes);
@@ -179,7 +179,7 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
                          .place = *place};
     int64_t newest = 0;
     const struct claim *farthest = NULL;
-    g->claim = (struct claim *)take_memory((size_t)ranks, sizeof *g->claim);
+    g->claim = take_memory((size_t)ranks, sizeof *g->claim);
     if (!g->claim || gather_of_ranks(g->d, &mine, g->claim, sizeof mine)) return -1;
     for (int r = 0; r < ranks; r++)
         if (g->claim[r].epoch > newest) newest = g->claim[r].epoch;
@@ -203,7 +203,7 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
     }
     *place = farthest->place;
     g->h = h->epoch == newest ? h : &nothing;
-    g->holder = (int *)take_memory((size_t)g->workers, sizeof *g->holder);
+    g->holder = take_memory((size_t)g->workers, sizeof *g->holder);
     if (!g->holder) return -1;
     for (int o = 0; o < g->workers; o++) g->holder[o] = -1;
     for (int r = 0; r < ranks; r++)
@@ -266,8 +266,8 @@ static int freshest(const struct giving *g, const uint8_t *ages, size_t packets,
 static int add_orphans(struct giving *g, size_t packets, struct handover_report *report) {
     const struct handover *h = g->h;
     const size_t ranks = (size_t)g->d->world.ranks;
-    uint8_t *mine = (uint8_t *)take_memory(packets, 1);
-    uint8_t *ages = (uint8_t *)take_memory(ranks * packets, 1);
+    uint8_t *mine = take_memory(packets, 1);
+    uint8_t *ages = take_memory(ranks * packets, 1);
     int failed = !mine || !ages;
     size_t p = 0;
     if (!failed) memset(mine, HANDOVER_NOTHING, packets);
@@ -304,10 +304,10 @@ static int add_orphans(struct giving *g, size_t packets, struct handover_report 
 static int average_squares(struct giving *g) {
     const struct param_layout *l = g->d->layout;
     const size_t spans = (size_t)l->spans, ranks = (size_t)g->d->world.ranks;
-    double *mine = (double *)take_memory(2 * spans, sizeof *mine);
-    double *all = (double *)take_memory(2 * spans * ranks, sizeof *all);
+    double *mine = take_memory(2 * spans, sizeof *mine);
+    double *all = take_memory(2 * spans * ranks, sizeof *all);
     double whole[2] = {0, 0};
-    g->square = (double *)take_memory(spans, sizeof *g->square);
+    g->square = take_memory(spans, sizeof *g->square);
     int failed = !mine || !all || !g->square;
     for (size_t i = 0; i < g->pieces && !failed; i++) {
         const struct run *piece = &g->piece[i];
@@ -336,7 +336,7 @@ static int average_squares(struct giving *g) {
 }
 
 static int by_offset(const void *a, const void *b) {
-    const struct run *x = (const struct run *)a, *y = b;
+    const struct run *x = a, *y = b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
@@ -431,9 +431,9 @@ static void read_message(const struct giving *g, const char *from, size_t bytes,
 
 static int exchange_messages(struct giving *g, struct received *got) {
     const size_t ranks = (size_t)g->d->world.ranks, rank = (size_t)g->d->world.rank;
-    uint64_t *gives = (uint64_t *)take_memory(ranks, sizeof *gives);
-    uint64_t *all = (uint64_t *)take_memory(ranks * ranks, sizeof *all);
-    size_t *offset = (size_t *)take_memory(2 * (ranks + 1), sizeof *offset);
+    uint64_t *gives = take_memory(ranks, sizeof *gives);
+    uint64_t *all = take_memory(ranks * ranks, sizeof *all);
+    size_t *offset = take_memory(2 * (ranks + 1), sizeof *offset);
     char *out = NULL, *in = NULL;
     int failed = !gives || !all || !offset;
     for (size_t r = 0; r < ranks && !failed; r++) gives[r] = write_message(g, (int)r, NULL);
@@ -444,8 +444,8 @@ static int exchange_messages(struct giving *g, struct received *got) {
             offset[r + 1] = offset[r] + gives[r];
             in_offset[r + 1] = in_offset[r] + all[r * ranks + rank];
         }
-        out = (char *)take_memory(offset[ranks], 1);
-        in = (char *)take_memory(in_offset[ranks], 1);
+        out = take_memory(offset[ranks], 1);
+        in = take_memory(in_offset[ranks], 1);
         failed = !out || !in;
         for (size_t r = 0; r < ranks && !failed; r++) write_message(g, (int)r, out + offset[r]);
         failed = failed || lossynet_swap(g->d->comm, out, offset, in, in_offset) != LOSSYNET_OK;
@@ -487,8 +487,8 @@ static int set_workers(struct giving *g, const struct received *got) {
 static int give(struct giving *g, struct handover_report *report) {
     struct data_parallel *d = g->d;
     const size_t owned = owned_elements(d);
-    uint64_t orphans = 0, *all = (uint64_t *)take_memory((size_t)d->world.ranks, sizeof *all);
-    struct received got = {.params = (float *)take_memory(d->layout->count, sizeof(float))};
+    uint64_t orphans = 0, *all = take_memory((size_t)d->world.ranks, sizeof *all);
+    struct received got = {.params = take_memory(d->layout->count, sizeof(float))};
     int failed = !all || !got.params || take_owned(got.owned, owned);
     for (int o = 0; o < g->h->workers; o++)
         if (g->holder[o] < 0) orphans += g->h->owner[o].packets;

@@ -87,7 +87,7 @@ static bool sends_again(const struct options *o, const double lost[2]) {
 static bool link_is_the_limit(const struct options *o, bool gpu) {
     const double tokens = (double)o->micro_batches * o->batch * (o->seq ? o->seq : 1024);
     const double computing = 6 * tokens / (gpu ? 3e14 : 1e11);
-    const int group = o->group && atoi(o->group) > 1 ? atoi(o->group) : 1;
+    const int group = strcmp(o->group, "host") ? comm_group(o) : 1; /* the same on all hosts */
     return options_given(o, &o->link_gbps) && 4 * 8 / (o->link_gbps * 1e9 * group) > computing;
 }
 

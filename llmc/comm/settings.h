@@ -32,7 +32,7 @@ struct lossynet_settings comm_settings(const struct options *options,
                                        bool on_device);
 
 /* Replaces --wire-dtype auto, the default, by the type that it stands for with these options. Call
- * it after options_parse, before anything below. */
+ * it after options_parse, and when group_size is known, before anything below. */
 void comm_choose_wire(struct options *options);
 
 /* After 50 steps, where --wire-dtype auto could not know that the network itself loses packets:

@@ -120,7 +120,7 @@ static void name_member(char *list, size_t room, const struct member *m) {
 }
 
 static void find_ended(void *context, bool *ended) {
-    membership_find_ended((const struct membership *)context, ended);
+    membership_find_ended(context, ended);
 }
 
 /* Whether this rank stops alone. Views may fail again and again, and it does not wait for one that
