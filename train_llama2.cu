@@ -300,7 +300,7 @@ static void worker_gradient(void *trainer, struct worker *w, int set) {
     double counts;
     const int M = data_parallel_micro_batches(&t->dp, w, &counts);
     const float scale = (float)(counts / w->members) / ((float)B * T * M);
-    const struct gradient_place gradient = data_parallel_gradient(&t->dp, w, set);
+    const struct gradient_place gradient = group_gradient(&t->dp.group, w, set);
     struct bucket_hooks hooks = {&t->dp.pipeline, w, set, false, false, 0, LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     struct worker_result *result = &t->result[w - t->dp.worker];

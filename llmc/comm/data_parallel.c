@@ -317,11 +317,6 @@ int data_parallel_micro_batches(const struct data_parallel *d, const struct work
     return own;
 }
 
-struct gradient_place data_parallel_gradient(const struct data_parallel *d, const struct worker *w,
-                                             int set) {
-    return group_gradient(&d->group, w, set);
-}
-
 int data_parallel_tell_losses(struct data_parallel *d) {
     return lossynet_all_gather_aside(d->comm, d->numbers.mine, d->numbers.losses,
                                      sizeof *d->numbers.mine)

@@ -139,10 +139,6 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
  * over the batch. */
 int data_parallel_micro_batches(const struct data_parallel *d, const struct worker *w,
                                 double *counts);
-/* Where to compute a local worker's gradient of 1/G of its loss (group.h) with a set of
- * activations. */
-struct gradient_place data_parallel_gradient(const struct data_parallel *d, const struct worker *w,
-                                             int set);
 /* With --deadline, between steps: waits until all ranks have called it. news: in, this rank's; out,
  * the news of all ranks, and the largest number of steps of any rank, from which all go on. */
 int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news);
