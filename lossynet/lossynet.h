@@ -153,11 +153,12 @@ typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *se
 struct lossynet_memory; /* of a device; lossynet_trainer.h */
 struct lossynet_residuals;
 
-enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 2 };
+enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 3 };
 
 /* The number of rounds, at most LOSSYNET_ROUNDS_MOST, that LOSSYNET_ROUNDS_MEASURED makes at loss
- * rate p within a budget (settings.retransmission_budget). */
-int lossynet_rounds_at(lossynet_phase phase, double p, double budget);
+ * rate p within a budget (settings.retransmission_budget). error_feedback: lost gradients join the
+ * next ones, so more of them may stay lost. */
+int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error_feedback);
 
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */

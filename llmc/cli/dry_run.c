@@ -20,7 +20,8 @@ static void expect_repair(const struct options *o, const struct lossynet_setting
         const double budget = network->retransmission_budget;
         int rounds = network->retransmission_rounds[phase];
         if (rounds == LOSSYNET_ROUNDS_MEASURED)
-            rounds = lossynet_rounds_at((lossynet_phase)phase, rates[phase], budget);
+            rounds = lossynet_rounds_at((lossynet_phase)phase, rates[phase], budget,
+                                        network->error_feedback);
         left[phase] = rates[phase];
         for (int r = 1; r <= rounds; r++) {
             double again = left[phase];

@@ -76,7 +76,7 @@ static bool sends_again(const struct options *o, const double lost[2]) {
     if (o->algorithm != ALGORITHM_LOSSY || o->plain) return false;
     for (int phase = 0; phase < 2; phase++)
         if (o->repair[phase] == OPTION_AUTO &&
-            lossynet_rounds_at((lossynet_phase)phase, lost[phase], 0) > 0)
+            lossynet_rounds_at((lossynet_phase)phase, lost[phase], 0, false) > 0)
             return true;
     return false;
 }

@@ -230,7 +230,8 @@ struct ln_retransmission {
     struct ln_rounds_sums sums;
     struct ln_total *first[2]; /* [V]: the last phase, before its rounds; NULL: not measured */
     double budget; /* share of a phase's packets that a worker may ask for again; 0: no limit */
-    size_t *asked; /* [V]: packets that this worker has asked for in this phase */
+    bool error_feedback; /* lost gradients join the next ones */
+    size_t *asked;       /* [V]: packets that this worker has asked for in this phase */
     uint8_t *asks; /* as arrivals.arrived: 1 = the receiver asks for it; NULL: no retransmission */
     bool *sends;   /* [R]: whether packets may come from a rank in this round */
 };

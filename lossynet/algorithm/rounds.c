@@ -2,10 +2,12 @@
  *
  * Perplexity does not suffer where few gradients and not too many parameters stay lost
  * (scripts/sweeps/results.md). So where more than FEW packets are lost, a phase has the smallest
- * number of rounds r, at most two, after which at most ENOUGH of its packets stay lost,
- * p^(r+1) <= ENOUGH, and no round for which the budget leaves nothing. Where little is lost there
+ * number of rounds r, at most `most`, after which at most `enough` of its packets stay lost,
+ * p^(r+1) <= enough, and no round for which the budget leaves nothing. Where little is lost there
  * is no round, and a step has no round trip more. More parameters than gradients may stay lost: who
- * misses some goes on with older ones, which owners that lead make up for (lead.c).
+ * misses some goes on with older ones, which owners that lead make up for (lead.c). Gradients that
+ * do not come with the next ones (error_feedback.c) cost ten times as much, so there fewer may stay
+ * lost, and a third round, which sends little, is worth its trip.
  *
  * p is the share of packets that did not arrive when they were sent for the first time, of all
  * workers, in all steps so far; older steps count exponentially less. Before anything was measured
@@ -22,15 +24,23 @@
 #include <math.h>
 
 static const double FEW = 1 / 15.0;
-static const double ENOUGH[2] = {1 / 40.0, 0.22}; /* by phase */
-static const double FORGET = 0.98;                /* factor per step: a memory of about 50 steps */
+struct limits {
+    double enough;
+    int most;
+};
+static const struct limits GRADIENTS = {1 / 400.0, LOSSYNET_ROUNDS_MOST};
+static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 40.0, 2}; /* error feedback */
+static const struct limits PARAMETERS = {0.22, 2};
+static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
 
-int lossynet_rounds_at(lossynet_phase phase, double p, double budget) {
+int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error_feedback) {
+    const struct limits *limits = phase == LOSSYNET_PARAMETER ? &PARAMETERS
+                                  : error_feedback            ? &GRADIENTS_THAT_COME_LATER
+                                                              : &GRADIENTS;
     double left = p, asked = 0;
     int rounds = 0;
     if (p <= FEW) return 0;
-    while (rounds < LOSSYNET_ROUNDS_MOST && left > ENOUGH[phase] &&
-           (budget == 0 || asked < budget)) {
+    while (rounds < limits->most && left > limits->enough && (budget == 0 || asked < budget)) {
         const double again = budget > 0 ? fmin(left, budget - asked) : left;
         asked += again;
         left -= again * (1 - p);
@@ -42,12 +52,14 @@ int lossynet_rounds_at(lossynet_phase phase, double p, double budget) {
 int ln_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase) {
     const int rounds = settings->retransmission_rounds[phase];
     if (rounds != LOSSYNET_ROUNDS_MEASURED || !settings->network.skip_late) return rounds;
-    return lossynet_rounds_at(phase, settings->loss.rate[phase], settings->retransmission_budget);
+    return lossynet_rounds_at(phase, settings->loss.rate[phase], settings->retransmission_budget,
+                              settings->error_feedback);
 }
 
 void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings) {
     struct ln_retransmission *r = &comm->retransmission;
     r->budget = settings->retransmission_budget;
+    r->error_feedback = settings->error_feedback;
     for (int phase = 0; phase < 2; phase++) {
         const int planned = ln_rounds_planned(settings, (lossynet_phase)phase);
         r->measured[phase] = planned == LOSSYNET_ROUNDS_MEASURED;
@@ -58,7 +70,8 @@ void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *
         const double p = ln_loss_mean(&comm->loss, (lossynet_phase)phase, comm->workers.count);
         r->sums.sent[phase] = packets;
         r->sums.lost[phase] = p * packets;
-        r->sums.rounds[phase] = lossynet_rounds_at((lossynet_phase)phase, p, r->budget);
+        r->sums.rounds[phase] =
+            lossynet_rounds_at((lossynet_phase)phase, p, r->budget, r->error_feedback);
         COMM_TAKE(comm, r->first[phase], (size_t)comm->workers.local);
     }
 }
@@ -93,6 +106,7 @@ void ln_rounds_choose(struct lossynet_comm *comm) {
     struct ln_retransmission *r = &comm->retransmission;
     for (int phase = 0; phase < 2; phase++)
         if (r->measured[phase] && r->sums.sent[phase] > 0)
-            r->sums.rounds[phase] = lossynet_rounds_at(
-                (lossynet_phase)phase, r->sums.lost[phase] / r->sums.sent[phase], r->budget);
+            r->sums.rounds[phase] =
+                lossynet_rounds_at((lossynet_phase)phase, r->sums.lost[phase] / r->sums.sent[phase],
+                                   r->budget, r->error_feedback);
 }
