@@ -110,16 +110,16 @@ void comm_choose_wire(struct options *o) {
 void comm_note_loss(const struct options *o, const struct run_metrics *record,
                     struct progress *progress) {
     const struct step_metrics *sum = &record->sum;
-    const int p = LOSSYNET_PARAMETER; /* never sent again without int8, so this is the network's */
+    const int p = LOSSYNET_PARAMETER; /* auto sends none again without int8 */
     const double rate = sum->expected[p] > 0 ? 1 - sum->arrived[p] / sum->expected[p] : 0;
     const double lost[2] = {rate, rate};
     char line[128];
     if (record->steps != 50 || !o->wire_dtype_chosen || o->wire_dtype >= OPTION_WIRE_INT8 ||
-        o->gpu_direct || !sends_again(o, lost))
+        o->gpu_direct || o->repair[p] != OPTION_AUTO || !sends_again(o, lost))
         return;
     snprintf(
         line, sizeof line,
-        "note: the network loses %.0f%%: --wire-dtype int8 leaves room to send more of it again",
+        "note: %.0f%% of packets are lost: --wire-dtype int8 leaves room to send more of it again",
         100 * rate);
     progress_message(progress, line);
 }

@@ -234,7 +234,7 @@ int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm) {
     for (int i = 0; __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round; i++) {
         const bool turns = comm && lossynet_turn(comm);
         if (turns) sched_yield(); /* to ranks whose packets it waits for */
-        if (i % TRIES && (turns || i < TRIES)) continue;
+        if ((i + 1) % TRIES && (turns || i < TRIES)) continue;
         if (!turns) sleep_while(&barrier->rounds, round);
         if (__atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round &&
             (find_ended(m) || find_silent(m, &looked)))
