@@ -173,9 +173,10 @@ static int find_start(struct options *o, const char *newest) {
 
 static int parse(int argc, char **argv, const struct lossynet_world *world, struct options *o) {
     const int status = options_parse(argc, argv, o);
-    if (status || o->help) return status;
-    if (!backend_cpu(DTYPE_FLOAT32) || (!o->version && validate_group(o, world))) return 2;
-    comm_choose_wire(o);
+    if (status) return status;
+    if (!o->help && !backend_cpu(DTYPE_FLOAT32)) return 2;
+    if (!o->help && !o->version && validate_group(o, world)) return 2;
+    comm_choose_wire(o); /* beside --help, too: ranks compare what they were started with */
     return 0;
 }
 

@@ -44,8 +44,8 @@
 #                                       2 are kept while one is being written: 299 GB
 #   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without
 #                                       groups: 26.5 GB)
-#   on the link           = 63 ms       per step at 400 Gbit/s per GPU, or
-#                         = 253 ms      at 100 Gbit/s. (Without groups: 570 and 2280)
+#   on the link           = 64 ms       per step at 400 Gbit/s per GPU, or
+#                         = 254 ms      at 100 Gbit/s. (Without groups: 573 and 2291)
 #   a step                = 4.71 s      on H100s by the model of --dry-run, at 400 Gbit/s: 43.7 GFLOP
 #                                       per token (6 per parameter, and attention), 60% of the peak; or
 #                         = 4.72 s      at 100 Gbit/s. Copies over PCIe and NVLink overlap with
