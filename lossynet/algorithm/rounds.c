@@ -6,7 +6,7 @@
  * p^(r+1) <= enough, and no round for which the budget leaves nothing. Where little is lost there
  * is no round, and a step has no round trip more. More parameters than gradients may stay lost: who
  * misses some goes on with older ones, which owners that lead make up for (lead.c). Gradients that
- * do not come with the next ones (error_feedback.c) cost ten times as much, so there fewer may stay
+ * do not come with the next ones (error_feedback.c) cost some four times as much, so fewer may stay
  * lost, and a third round, which sends little, is worth its trip.
  *
  * p is the share of packets that did not arrive when they were sent for the first time, of all
