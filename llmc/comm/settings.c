@@ -109,9 +109,8 @@ void comm_choose_wire(struct options *o) {
 
 void comm_note_loss(const struct options *o, const struct run_metrics *record,
                     struct progress *progress) {
-    const struct step_metrics *sum = &record->sum;
     const int p = LOSSYNET_PARAMETER; /* auto sends none again without int8 */
-    const double rate = sum->expected[p] > 0 ? 1 - sum->arrived[p] / sum->expected[p] : 0;
+    const double rate = metrics_loss_rate(&record->sum, p);
     const double lost[2] = {rate, rate};
     char line[128];
     if (record->steps != 50 || !o->wire_dtype_chosen || o->wire_dtype >= OPTION_WIRE_INT8 ||

@@ -6,7 +6,7 @@
 
 #include "llmc/log/error.h"
 
-static double loss_rate(const struct step_metrics *r, int phase) {
+double metrics_loss_rate(const struct step_metrics *r, int phase) {
     return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
 }
 
@@ -40,10 +40,11 @@ int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
         "step", "step", r->step, "loss", jsonl_number(r->loss), "grad_norm",
         jsonl_number(r->grad_norm), "lr", r->learning_rate, "tokens_per_second",
         jsonl_number(r->tokens / r->seconds), "step_ms", 1e3 * r->seconds, "communication_ms",
-        1e3 * r->communication_seconds, "gradient_loss_rate", loss_rate(r, 0),
-        "parameter_loss_rate", loss_rate(r, 1), "drift", jsonl_number(r->drift), "drift_expected",
-        jsonl_number(r->drift_expected), "drift_paper", jsonl_number(r->drift_paper), "mean_age",
-        r->mean_age, "max_age", (json_int_t)r->max_age, "extra_traffic", extra_traffic(r));
+        1e3 * r->communication_seconds, "gradient_loss_rate", metrics_loss_rate(r, 0),
+        "parameter_loss_rate", metrics_loss_rate(r, 1), "drift", jsonl_number(r->drift),
+        "drift_expected", jsonl_number(r->drift_expected), "drift_paper",
+        jsonl_number(r->drift_paper), "mean_age", r->mean_age, "max_age", (json_int_t)r->max_age,
+        "extra_traffic", extra_traffic(r));
     if (event) {
         json_object_set_new(event, "lead", jsonl_number(r->lead));
         json_object_set_new(event, "lag", jsonl_number(r->lag));
@@ -114,8 +115,8 @@ int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char
     json_t *event = json_pack(
         "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?, s:f}", "event", "end", "step",
         run->steps, "status", status, "training_seconds", sum->seconds, "tokens_per_second",
-        jsonl_number(sum->tokens / sum->seconds), "gradient_loss_rate", loss_rate(sum, 0),
-        "parameter_loss_rate", loss_rate(sum, 1), "drift", jsonl_number(sum->drift / steps),
+        jsonl_number(sum->tokens / sum->seconds), "gradient_loss_rate", metrics_loss_rate(sum, 0),
+        "parameter_loss_rate", metrics_loss_rate(sum, 1), "drift", jsonl_number(sum->drift / steps),
         "drift_expected", jsonl_number(sum->drift_expected / steps), "drift_paper",
         jsonl_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL,
         "extra_traffic", extra_traffic(sum));
@@ -133,8 +134,8 @@ void metrics_show_step(struct progress *progress, const struct step_metrics *r, 
     int n = snprintf(line, sizeof line, "%6d  loss %.4f  norm %.2f  lr %.1e  %.0f tokens/s",
                      r->step + 1, r->loss, r->grad_norm, r->learning_rate, r->tokens / r->seconds);
     if (losses && n < (int)sizeof line) {
-        snprintf(line + n, sizeof line - (size_t)n, "  lost %.1f%% %.1f%%", 100 * loss_rate(r, 0),
-                 100 * loss_rate(r, 1));
+        snprintf(line + n, sizeof line - (size_t)n, "  lost %.1f%% %.1f%%",
+                 100 * metrics_loss_rate(r, 0), 100 * metrics_loss_rate(r, 1));
     }
     progress_step(progress, r->step + 1, line);
 }

@@ -54,6 +54,9 @@ struct run_metrics {
 
 void metrics_add(struct run_metrics *run, const struct step_metrics *step);
 
+/* The share of a phase's packets that did not arrive; 0 if there were none. */
+double metrics_loss_rate(const struct step_metrics *step, int phase);
+
 /* Perplexity per word of the text; NaN if the number of words is not known. */
 double metrics_word_perplexity(const struct eval_metrics *eval);
 
