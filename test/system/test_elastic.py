@@ -480,6 +480,50 @@ def test_who_has_no_state_does_not_begin_anew(tmp_path, ranks, etcd):
     run2.end()
 
 
+def epoch_of(etcd, run):
+    """The number of the run's present view."""
+    return json.loads(etcd.value(f"{run}/view"))["epoch"]
+
+
+SHORT_SLEEPS = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int nanosleep(const struct timespec *asked, struct timespec *left) {
+    int (*real)(const struct timespec *, struct timespec *) = dlsym(RTLD_NEXT, "nanosleep");
+    const struct timespec most = {.tv_nsec = 10000000};
+    return real(asked->tv_sec > 0 ? &most : asked, left);
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc, which compiles the library of short sleeps")
+def test_who_has_no_state_waits_without_limit(tmp_path, ranks, etcd):
+    """The only rank with the run's state is stopped when it has just taken a process in, which the store says here
+    in its place; the next view is without it. The process waits for the state through more views than may fail in a
+    row. It waits a second between two views; here these seconds are short."""
+    (tmp_path / "short.c").write_text(SHORT_SLEEPS, encoding="utf-8")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "short.so", tmp_path / "short.c"], check=True)
+    one = ranks(1, peer_timeout=1)
+    one.wait_steps(5)
+    (known,) = etcd.members(tmp_path.name)
+    epoch = epoch_of(etcd, tmp_path.name) + 2
+    one.process[0].send_signal(signal.SIGSTOP)
+    one.words = lambda i: (["env", f"LD_PRELOAD={tmp_path / 'short.so'}"], [])
+    waits = one.start()
+    one.wait(lambda: set(etcd.members(tmp_path.name)) - {known})
+    ((uid, (me, _)),) = ((uid, m) for uid, m in etcd.members(tmp_path.name).items() if uid != known)
+    etcd.write(f"{tmp_path.name}/view", {"epoch": epoch, "members": [{**me, "uid": uid, "joined": epoch - 1}]})
+    one.wait(lambda: epoch_of(etcd, tmp_path.name) > epoch + 52 or waits.poll() is not None)
+    assert waits.poll() is None, one.said_by(1)
+    assert one.said_by(1).count("has the state of run") == 1
+    one.process[0].send_signal(signal.SIGCONT)
+    one.wait(lambda: one.views()[-1]["ranks"] == 2)
+    one.wait_steps(3)
+    one.end()
+    assert contiguous(one.log())
+
+
 def test_a_rank_stops_alone_if_no_view_trains(tmp_path, ranks, etcd):
     """Rank 0 of a view closes all connections, so that the view and those after it fail before anything is
     trained. A rank that is asked to stop does not wait for one that trains."""
@@ -503,7 +547,7 @@ def test_a_rank_stops_alone_if_no_view_trains(tmp_path, ranks, etcd):
         closes.shutdown(socket.SHUT_RDWR)
     assert "all others within 3 s" in one.said_by(0)
     assert one.said_by(0).splitlines()[-1].endswith("was asked to stop, and no view has trained for 10 s")
-    assert json.loads(etcd.value(f"{tmp_path.name}/view"))["epoch"] > 3
+    assert epoch_of(etcd, tmp_path.name) > 3
 
 
 def test_who_does_not_come_to_a_meeting_is_left_out_soon(tmp_path, ranks, etcd):
