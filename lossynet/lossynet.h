@@ -160,6 +160,10 @@ enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 3 };
  * next ones, so more of them may stay lost. */
 int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error_feedback);
 
+/* What so many rounds are expected to do at loss rate p within a budget: `again`, the packets that
+ * they send, and `left`, those that stay lost, as shares of the phase's packets. */
+void lossynet_rounds_expect(int rounds, double p, double budget, double *again, double *left);
+
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */
     int group;                     /* G, at most N; 0 means 1. See "Groups" above */

@@ -15,20 +15,12 @@
 /* Computes the expected retransmissions as a share of each phase, and the shares that stay lost. */
 static void expect_repair(const struct options *o, const struct lossynet_settings *network,
                           double resent[2], double left[2]) {
-    const double *rates = o->loss_rate;
     for (int phase = 0; phase < 2; phase++) {
-        const double budget = network->retransmission_budget;
+        const double p = o->loss_rate[phase], budget = network->retransmission_budget;
         int rounds = network->retransmission_rounds[phase];
         if (rounds == LOSSYNET_ROUNDS_MEASURED)
-            rounds = lossynet_rounds_at((lossynet_phase)phase, rates[phase], budget,
-                                        network->error_feedback);
-        left[phase] = rates[phase];
-        for (int r = 1; r <= rounds; r++) {
-            double again = left[phase];
-            if (budget > 0) again = fmin(again, budget - resent[phase]);
-            resent[phase] += again;
-            left[phase] -= again * (1 - rates[phase]);
-        }
+            rounds = lossynet_rounds_at((lossynet_phase)phase, p, budget, network->error_feedback);
+        lossynet_rounds_expect(rounds, p, budget, &resent[phase], &left[phase]);
     }
 }
 

@@ -33,18 +33,26 @@ static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 40.0, 2}; /* error f
 static const struct limits PARAMETERS = {0.22, 2};
 static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
 
+void lossynet_rounds_expect(int rounds, double p, double budget, double *again, double *left) {
+    *again = 0;
+    *left = p;
+    for (int r = 0; r < rounds; r++) {
+        const double sent = budget > 0 ? fmin(*left, budget - *again) : *left;
+        *again += sent;
+        *left -= sent * (1 - p);
+    }
+}
+
 int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error_feedback) {
     const struct limits *limits = phase == LOSSYNET_PARAMETER ? &PARAMETERS
                                   : error_feedback            ? &GRADIENTS_THAT_COME_LATER
                                                               : &GRADIENTS;
-    double left = p, asked = 0;
     int rounds = 0;
     if (p <= FEW) return 0;
-    while (rounds < limits->most && left > limits->enough && (budget == 0 || asked < budget)) {
-        const double again = budget > 0 ? fmin(left, budget - asked) : left;
-        asked += again;
-        left -= again * (1 - p);
-        rounds++;
+    for (; rounds < limits->most; rounds++) {
+        double again, left;
+        lossynet_rounds_expect(rounds, p, budget, &again, &left);
+        if (left <= limits->enough || (budget > 0 && again >= budget)) break;
     }
     return rounds;
 }
