@@ -19,6 +19,7 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
     order = 2                            # after all of order 1 (the default)
     title = Continued training           # what tables and plots call it
     against = wire-dtype=float32         # compared with the run that has this, and is the same else
+    rule = none hadamard                 # with the program that others/hadamard.patch makes
     launch = mpirun -np 64               # before the first section: stands before every command
 
 Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run
@@ -38,6 +39,7 @@ import sys
 import time
 
 from sweep_report import as_text, report
+from sweep_rules import build_rule, program_of
 from sweep_results import add_result, read_results, result_of, steps_done
 from sweep_settings import Settings, SettingsError
 
@@ -109,7 +111,9 @@ class Sweep:
     def begin(self, run, slot):
         directory = self.directory(run)
         os.makedirs(directory, exist_ok=True)
-        command = self.settings.launch + run.command(self.program, self.settings.known)
+        rule = run.value("rule", "none")
+        program = self.program if rule == "none" else program_of(rule)
+        command = self.settings.launch + run.command(program, self.settings.known)
         command += ["--out", directory, "--resume", "auto", "--quiet"]
         if run.start:
             command += ["--model", self.checkpoint(run.start)]
@@ -330,13 +334,15 @@ def main():
         settings = Settings(path, program)
         prepare(settings)
         settings.expand()
+        sweep = Sweep(settings, arguments, program)
+        sweep.load()
         if not arguments.table and not arguments.list:
             settings.check(program)
+            for rule in sorted({run.value("rule", "none") for run in sweep.missing()} - {"none"}):
+                build_rule(rule)
     except SettingsError as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
-    sweep = Sweep(settings, arguments, program)
-    sweep.load()
     if arguments.list:
         sweep.list()
         return 0

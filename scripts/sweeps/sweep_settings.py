@@ -20,6 +20,7 @@ class SettingsError(Exception):
     """The message is one line: what is wrong, where, and what was expected."""
 
 
+
 # ---- options of train_llama2 ----------------------------------------------------------------
 
 # Old results were measured before these options existed or had their present defaults, in effect with
@@ -42,8 +43,10 @@ def read_options(program):
     except (OSError, subprocess.CalledProcessError) as error:
         raise SettingsError(f"'{program} --help table' failed ({error}); build it with make") from None
     lines = (line.split("\t") for line in text.splitlines())
-    return {name: Option(group, argument, default, frozenset(marks.split()))
-            for name, group, argument, default, marks in lines}
+    options = {name: Option(group, argument, default, frozenset(marks.split()))
+               for name, group, argument, default, marks in lines}
+    options["rule"] = Option("Loss", "NAME", "none", frozenset())  # says which program a run takes
+    return options
 
 
 def plain(value):
@@ -161,6 +164,8 @@ class Run:
     def command(self, program, known):
         words = [program]
         for name, value in sorted(self.options.items()):
+            if name == "rule":
+                continue
             if not known[name].argument:
                 words += [f"--{name}"] if value == "yes" else []
             elif not (self.start and name == "model"):
@@ -194,6 +199,8 @@ class Run:
             if name in skip or value is None:
                 continue
             if self.lossless() and name in self.section.loss_options:
+                continue
+            if (name, value) == ("rule", "none"):
                 continue
             words.append(f"{name} {value}" if value not in ("yes", "no") else
                          name if value == "yes" else "")
