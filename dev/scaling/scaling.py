@@ -15,8 +15,12 @@ lossy   each of the two phases costs PHASE (software, as measured) and, if packe
         run at 10% loss needs 5% more steps for the same perplexity (--plain; README, "What loss
         costs"). The tax applies to the whole step, including computing.
 rule    the same with what the program does about loss by default. It costs no steps. Where more than
-        1/15 of the packets are lost, lost gradients are sent once more: their bytes, at most a fifth
-        of the phase, a phase, and a round of small messages in which they are asked for.
+        1/15 of the packets are lost, lost gradients are sent again (lossynet/algorithm/rounds.c): their
+        bytes, at most a fifth of the phase, a phase, and a round of small messages in which they are
+        asked for.
+int8    the same with --wire-dtype int8, which costs no steps either: 33/64 of the bytes of bf16, which
+        all others are taken to send, and room for a second round. The default takes it only where
+        --loss-rate says how much is lost; a network that loses by itself needs the option.
 ring    2 (N-1) rounds. In each, every worker sends 1/N of the vector to the next. Worker i starts
         round k when worker i-1 has ended round k-1 (Patarasuk, Yuan 2009), so a worker that waits
         makes others wait. The rounds are drawn at random one by one. A ring of more than 1,024
@@ -69,8 +73,11 @@ RING_MOST = 1024     # workers drawn in a ring
 WORKERS = (8, 16, 64, 256, 1024, 4096, 16384)
 LOSSES = tuple(10.0 ** (e / 2) for e in range(-12, -1))  # 1e-6 ... 10%
 TRANSPORTS = ("roce", "mrc", "select", "tcp")
-PRICES = (("rule", 0.0), ("lossy", 0.5), ("lossy", 2.0))  # our exchange, tax
-ENOUGH, BUDGET = 1 / 15, 0.2  # of the rule: the loss from which on there is a round; bytes that it may send
+PRICES = (("rule", 0.0), ("int8", 0.0), ("lossy", 0.5), ("lossy", 2.0))  # our exchange, tax
+FEW, ENOUGH, MOST = 1 / 15, 1 / 40, 2  # of rounds: none up to FEW; else until so much stays lost, or so many
+OURS = ("lossy", "rule", "int8")
+BUDGET = {"lossy": 0, "rule": 0.2, "int8": 31 / 33}  # the share of a phase that rounds may send
+SHARE = {"int8": 33 / 64}                            # of the others' bytes
 # {transport: (payload, bytes that a packet takes on the wire)}. "lossy" is ours over RDMA, "udp" ours over
 # UDP as measured.
 PACKET = {"lossy": (4096 - 28, 4096 + 90), "udp": (1420, 1514), "roce": (4096, 4096 + 82),
@@ -149,16 +156,25 @@ def flow_extra(rng, transport, n, net, draws):
     return (firsts + again) * (stall + spacing) + last * max(2 * net.rtt, 10e-3)
 
 
-def lossy(rng, net, workers, size, over="lossy", draws=64, rule=False):
+def sent_again(loss, budget):
+    """The share of the gradients that rounds send, and the number of rounds (lossynet_rounds_at)."""
+    left, again, rounds = loss, 0.0, 0
+    while loss > FEW and left > ENOUGH and rounds < MOST and again < budget:
+        more = min(left, budget - again)
+        left, again, rounds = left - more * (1 - loss), again + more, rounds + 1
+    return again, rounds
+
+
+def lossy(rng, net, workers, size, over="lossy", draws=64, price="lossy"):
     """Mean seconds of an exchange of lossy datagrams."""
-    again = min(net.loss, BUDGET) if rule and net.loss > ENOUGH else 0
-    phases, rounds = (3, CONTROL_ROUNDS + 2) if again else (2, CONTROL_ROUNDS)
-    count = packets(over, size / workers)  # from each worker to each other
+    again, rounds = sent_again(net.loss, BUDGET[price])
+    phases, pulses = 2 + rounds, CONTROL_ROUNDS + 2 * rounds
+    count = packets(over, size * SHARE.get(price, 1) / workers)  # from each worker to each other
     wire = (2 + again) * (workers - 1) * count * net.spacing(over)
     flows = workers * (workers - 1)
     missing = -math.expm1(flows * count * math.log1p(-net.loss))
-    control = sum(control_delay(rng, net.loss, flows, draws).mean() for _ in range(rounds))
-    control += rounds * (workers - 1) * 120 * 8 / (net.gbps * 1e9)  # their bytes
+    control = sum(control_delay(rng, net.loss, flows, draws).mean() for _ in range(pulses))
+    control += pulses * (workers - 1) * 120 * 8 / (net.gbps * 1e9)  # their bytes
     return wire + phases * (PHASE + net.rtt / 2 + missing * GRACE) + control
 
 
@@ -194,10 +210,10 @@ def tree(rng, transport, net, workers, size, draws=8):
 
 
 def exchange(name, net, workers, size, seed=1):
-    """The seconds of an exchange. name: "lossy", "rule" (over RDMA), "udp" (lossy, too), "ring roce", ..."""
+    """The seconds of an exchange. name: "lossy", "rule", "int8" (over RDMA), "udp" (lossy, too), "ring roce", ..."""
     rng = np.random.default_rng(seed)
-    if name == "rule":
-        return lossy(rng, net, workers, size, rule=True)
+    if name in ("rule", "int8"):
+        return lossy(rng, net, workers, size, price=name)
     if name in ("lossy", "udp"):
         return lossy(rng, net, workers, size, name)
     algorithm, transport = name.split()
@@ -261,9 +277,9 @@ class Grid:
         self.wire = 2 * size * 8 / (gbps * 1e9)
         self.times = {}
         for count in workers:
-            for name in ("lossy", "rule") + TRANSPORTS:
+            for name in OURS + TRANSPORTS:
                 self.times[count, name] = [
-                    exchange(name, Network(gbps, rtt, loss), count, size) if name in ("lossy", "rule")
+                    exchange(name, Network(gbps, rtt, loss), count, size) if name in OURS
                     else reliable(name, Network(gbps, rtt, loss), count, size) for loss in LOSSES]
 
     def wins_from(self, count, transport, our, tax, compute):
@@ -271,12 +287,12 @@ class Grid:
         return crossing(ours, [step(time, compute) for time in self.times[count, transport]])
 
 
-TITLES = {"lossy": "lossy datagrams", "rule": "the default", "roce": "RoCE, go-back-N",
+TITLES = {"lossy": "lossy datagrams", "rule": "the default", "int8": "the default, int8", "roce": "RoCE, go-back-N",
           "mrc": "many paths, as measured", "select": "an ideal selective repeat", "tcp": "TCP, BBR"}
 
 
 def price_title(our, tax):
-    return TITLES["rule"] if our == "rule" else f"plain, tax {tax:g}"
+    return f"plain, tax {tax:g}" if our == "lossy" else TITLES[our]
 
 
 def plot(grid, compute, path):
@@ -285,8 +301,8 @@ def plot(grid, compute, path):
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.6))
     workers = sorted({count for count, _ in grid.times})
-    colors = dict(zip(("rule",) + TRANSPORTS,
-                      ("tab:blue", "tab:red", "tab:purple", "tab:green", "tab:orange")))
+    colors = dict(zip(("rule", "int8") + TRANSPORTS, ("tab:blue", "tab:cyan", "tab:red", "tab:purple",
+                                                      "tab:green", "tab:orange")))
     for name, color in colors.items():
         axes[0].plot([100 * loss for loss in LOSSES],
                      [step(time, compute) / (compute + grid.wire)
@@ -304,7 +320,7 @@ def plot(grid, compute, path):
                 ylabel="step time over step time without loss")
     axes[1].set(xscale="log", yscale="log", xlabel="workers", title="two loss rates")
     for name in TRANSPORTS:
-        for (our, tax), style in zip(PRICES, ("o-", "s--", "^:")):
+        for (our, tax), style in zip(PRICES, ("o-", "D-.", "s--", "^:")):
             where = [grid.wins_from(count, name, our, tax, compute) for count in workers]
             axes[2].plot(workers, [100 * loss if loss else np.nan for loss in where], style,
                          color=colors[name], markersize=4, label=f"{TITLES[name]}; {price_title(our, tax)}")
@@ -348,7 +364,7 @@ def report(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--gb", type=float, default=27, help="GB exchanged; 7B in float32")
+    parser.add_argument("--gb", type=float, default=27, help="GB exchanged; 13.5B in bf16")
     parser.add_argument("--gbps", type=float, default=100)
     parser.add_argument("--rtt-us", type=float, default=10)
     parser.add_argument("--compute-s", type=float, default=4.3, help="of a step; as the wire")
@@ -362,7 +378,7 @@ def main():
     if workers < 2 or not 0 <= loss < 1:
         sys.exit("scaling.py: --at expects at least 2 workers and a loss rate in [0, 1)")
     net = Network(args.gbps, args.rtt_us * 1e-6, loss)
-    for name in ["lossy", "rule"] + [f"{way} {transport}" for transport in TRANSPORTS
+    for name in list(OURS) + [f"{way} {transport}" for transport in TRANSPORTS
                              for way in ("ring", "tree")]:
         seconds = exchange(name, net, workers, args.gb * 1e9)
         tax = args.tax if name == "lossy" else 0

@@ -111,6 +111,17 @@ def test_the_rule_pays_for_a_round_where_much_is_lost():
     assert 0.1 * wire < times[0.1][1] - times[0.1][0] < 0.1 * wire + 0.05
 
 
+def test_int8_halves_the_wire_time_and_pays_for_two_rounds():
+    """33 bytes for 32 elements, where the others send 64. Rounds are those of lossynet_rounds_at."""
+    net, size = scaling.Network(100, 0, 0), 1e9
+    wire = [scaling.exchange(name, net, 16, size) - 2 * scaling.PHASE for name in ("rule", "int8")]
+    assert wire[1] / wire[0] == pytest.approx(33 / 64, rel=1e-3)
+    assert scaling.sent_again(0.06, 1) == (0, 0) and scaling.sent_again(0.1, 1) == (0.1, 1)
+    again, rounds = scaling.sent_again(0.2, scaling.BUDGET["int8"])
+    assert again == pytest.approx(0.24) and rounds == 2
+    assert scaling.sent_again(0.2, scaling.BUDGET["rule"]) == (0.2, 1)
+
+
 def test_many_paths_keep_a_third_at_one_percent():
     size = 1e9
     for way in ("ring", "tree"):
