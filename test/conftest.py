@@ -38,13 +38,15 @@ QUICK, NOT_QUICK = 10, ("_device", "_emulated")
 
 # Tests import modules of support/, and fixtures from files of system/ and cuda/.
 sys.path[:0] = [str(ROOT / "test" / folder) for folder in ("support", "system", "cuda")]
+from priority import may_go_ahead  # pylint: disable=wrong-import-position
 
 
 def pytest_configure(config):
     # A shell starts background programs with SIGINT ignored, and programs that tests start would
     # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for line in ("alone: needs the machine to itself, since it measures rates, times or memory",
+    for line in ("measures: measures rates, times or memory, and does so ahead of other programs (support/priority.py)",
+                 "alone: set here for the former, where no program may go ahead of others",
                  "quick: part of make check",
                  "spread: the file's tests share no slow fixture, so that each is a group of its own",
                  "takes(seconds): what all of the file's tests take together, where no times were kept",
@@ -84,8 +86,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         of_group[group_of(item)] += seconds[item]
     items.sort(key=lambda item: -of_group[group_of(item)])
+    ahead = may_go_ahead()
     for item in items:
         item.own_id = item.nodeid  # pytest-xdist adds the group's name
+        if item.get_closest_marker("measures") and not ahead:
+            item.add_marker(pytest.mark.alone)
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 

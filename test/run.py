@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Runs the tests: first several at the same time, then, one after the other, those that need the machine
-to themselves (conftest.py says which). The first part runs three processes more than the machine has
-cores, because some tests wait most of the time.
+"""Runs the tests, several at the same time: three more than the machine has cores, because some tests wait
+most of the time. Those that measure rates, times or memory go ahead of the others; where that is not allowed
+they run afterwards, one by one.
 
     test/run.py [--quick] [PYTEST ARGUMENT]...
     test/run.py --times
@@ -9,7 +9,7 @@ cores, because some tests wait most of the time.
 --quick runs only the tests of `make check`. Without pytest-xdist all tests run one after the other.
 Every run keeps what each test took in build/test_times.json, by which the next run orders them. --times
 prints it by file, and runs nothing.
-The last line is "N passed, N failed[, N skipped]", for both parts together. Exit code 1: a test failed.
+The last line is "N passed, N failed[, N skipped]", for all parts together. Exit code 1: a test failed.
 """
 import collections
 import json
@@ -21,6 +21,9 @@ import tempfile
 import time
 
 TESTS = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS / "support"))
+from priority import may_go_ahead  # pylint: disable=wrong-import-position
+
 BUILD = TESTS.parent / os.environ.get("BUILD", "build")
 TIMES = BUILD / "test_times.json"  # {test: [wall seconds, CPU seconds]}
 MOST_WORKERS = 8  # a limit, because each process makes its own fixtures
@@ -92,8 +95,9 @@ def main(arguments):
     if "--times" in arguments:
         print_times()
         return 0
-    parts = [("quick", parallel())] if "--quick" in arguments else [
-        ("not alone", parallel()), ("alone", [])]
+    parts = [("quick", parallel())] if "--quick" in arguments else [("not alone", parallel())]
+    if "--quick" not in arguments and not may_go_ahead():
+        parts.append(("alone", []))
     more = [argument for argument in arguments if argument != "--quick"]
     done = [run(selection, [*options, *more]) for selection, options in parts]
     keep_times({test: times for _, result in done for test, times in result["times"].items()},

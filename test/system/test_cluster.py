@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from priority import ahead
 from program import (BUILD, MPI, PROGRAM, ROOT, TIMEOUT, events, read_log, run, succeed,
                      tensors, write_tokens)
 
@@ -71,7 +72,7 @@ def test_two_modes_at_once():
 
 @pytest.fixture(scope="module")
 def measured_hosts():
-    """Hosts whose rates are measured, so that its tests are marked `alone`."""
+    """Hosts whose rates are measured."""
     reason = testbed.unavailable()
     if reason:
         pytest.skip(f"{reason}; a real network between hosts was not tried")
@@ -79,9 +80,13 @@ def measured_hosts():
         yield made
 
 
+MEASURED = pytest.mark.xdist_group("measured hosts")  # at the same time as the file's other tests
+
+
 def preflight_of(hosts, *arguments):
-    return hosts.mpirun(PROGRAM, "--preflight", "--model=260K", "--link=udp", "--interface=eth0",
-                        *arguments)
+    with ahead():
+        return hosts.mpirun(PROGRAM, "--preflight", "--model=260K", "--link=udp", "--interface=eth0",
+                            *arguments)
 
 
 def slow_port(hosts, i, rate):
@@ -101,7 +106,8 @@ def only(done, host, *texts):
     return line
 
 
-@pytest.mark.alone
+@MEASURED
+@pytest.mark.measures
 def test_hosts_that_are_well(measured_hosts, tmp_path):
     done = preflight_of(measured_hosts, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -109,7 +115,8 @@ def test_hosts_that_are_well(measured_hosts, tmp_path):
     assert all(name in done.stdout for name in measured_hosts.names)
 
 
-@pytest.mark.alone
+@MEASURED
+@pytest.mark.measures
 def test_a_slow_port_is_named(measured_hosts):
     slow_port(measured_hosts, 2, "50mbit")
     try:
@@ -120,7 +127,8 @@ def test_a_slow_port_is_named(measured_hosts):
     assert 30 <= int(line.split("received ")[1].split("%")[0]) <= 70, line
 
 
-@pytest.mark.alone
+@MEASURED
+@pytest.mark.measures
 def test_a_lossy_port_is_named(measured_hosts):
     measured_hosts.execute(measured_hosts.switch, "nft", "-f", "-", text="""
 table netdev worn {
@@ -137,7 +145,8 @@ table netdev worn {
     only(done, measured_hosts.names[3], "of what it sent to every peer")
 
 
-@pytest.mark.alone
+@MEASURED
+@pytest.mark.measures
 def test_a_pulled_plug_is_named(measured_hosts):
     measured_hosts.cut(1)
     try:
@@ -147,7 +156,7 @@ def test_a_pulled_plug_is_named(measured_hosts):
     only(done, measured_hosts.names[1], "received nothing from any peer")
 
 
-@pytest.mark.alone
+@MEASURED
 def test_no_shared_directory(measured_hosts, tmp_path):
     """Host 3 has its own directory at the path of --out, and the pre-flight names it."""
     (tmp_path / "out").mkdir()

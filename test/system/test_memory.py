@@ -9,9 +9,10 @@ import time
 
 import pytest
 
+from priority import ahead
 from program import MPI, TIMEOUT, launch, markov_files, planned_memory, run, succeed
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.takes(35)
 
 VOCABULARY = 2048
 SMALL = ("--model=15M", "--batch=1", "--seq=128", "--steps=2")
@@ -44,13 +45,14 @@ def peaks(command, ranks):
                                stderr=subprocess.STDOUT, text=True)
     most = {}
     end = time.monotonic() + TIMEOUT
-    while running.poll() is None:
-        assert time.monotonic() < end
-        processes = [running.pid] if not ranks else pathlib.Path(
-            f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split()
-        for process in processes:
-            most[process] = max(most.get(process, 0), resident(process))
-        time.sleep(0.002)
+    with ahead():
+        while running.poll() is None:
+            assert time.monotonic() < end
+            processes = [running.pid] if not ranks else pathlib.Path(
+                f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split()
+            for process in processes:
+                most[process] = max(most.get(process, 0), resident(process))
+            time.sleep(0.002)
     assert running.returncode == 0, running.stdout.read()
     return list(most.values())
 
@@ -63,6 +65,7 @@ def planned(options, ranks=0):
     return 1e9 * (float(needed) + max(ranks, 1) * float(program))
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("ranks, options", [
     (0, ["--model=42M", "--batch=1", "--seq=256"]),
     (0, ["--workers=4", "--batch=2", "--loss-rate=0.1"]),

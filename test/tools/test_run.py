@@ -8,8 +8,11 @@ import sys
 
 import pytest
 
+from priority import ahead, may_go_ahead
 from program import ROOT
 
+# The words before a program that may not go ahead of others. (Who is not root may not anyway.)
+NOT_AHEAD = [] if os.geteuid() else ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice"]
 SMALL = """
 import pytest
 {mark}
@@ -24,8 +27,8 @@ def small(good="value", mark=""):
     return SMALL.format(good=good, mark=mark and f"pytestmark = pytest.mark.{mark}")
 
 
-def run(folder, *arguments):
-    return subprocess.run([sys.executable, folder / "run.py", "-n1", "-p", "no:cacheprovider", *arguments],
+def run(folder, *arguments, before=()):
+    return subprocess.run([*before, sys.executable, folder / "run.py", "-n1", "-p", "no:cacheprovider", *arguments],
                           cwd=folder, text=True, capture_output=True, check=False,
                           env={**{key: value for key, value in os.environ.items()
                                   if not key.startswith(("PYTEST_", "TEST_COUNTS"))},
@@ -34,26 +37,38 @@ def run(folder, *arguments):
 
 @pytest.fixture(name="folder")
 def make_folder(tmp_path):
-    """Makes a folder of tests: one file without a mark, one quick, one that needs to be alone."""
-    (tmp_path / "tests").mkdir()
-    for name in ("run.py", "conftest.py"):
-        shutil.copy(ROOT / "test" / name, tmp_path / "tests")
-    for name, mark in (("quick", "quick"), ("alone", "alone"), ("program", "")):
-        (tmp_path / "tests" / f"test_{name}.py").write_text(small(mark=mark))
-    return tmp_path / "tests"
+    """Makes a folder of tests: one file without a mark, one quick, one that measures."""
+    (tmp_path / "test" / "support").mkdir(parents=True)
+    for name in ("run.py", "conftest.py", "support/priority.py"):
+        shutil.copy(ROOT / "test" / name, tmp_path / "test" / name)
+    for name, mark in (("quick", "quick"), ("measures", "measures"), ("program", "")):
+        (tmp_path / "test" / f"test_{name}.py").write_text(small(mark=mark))
+    return tmp_path / "test"
 
 
 def test_both_parts_are_counted(folder):
-    done = run(folder)
+    """Tests that measure run alone where nothing may go ahead of others."""
+    done = run(folder, before=NOT_AHEAD)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "9 passed, 0 failed, 3 skipped"
-    assert "test_alone.py" in done.stdout.split("tests that are not alone")[1]
+    assert "test_measures.py" in done.stdout.split("tests that are not alone")[1]
 
 
-@pytest.mark.parametrize("name", ["program", "alone"])
-def test_a_failure_in_either_part_fails(folder, name):
-    (folder / f"test_{name}.py").write_text(small("1", "alone" if name == "alone" else ""))
+@pytest.mark.skipif(not may_go_ahead(), reason="nothing may go ahead of other programs here")
+def test_what_measures_goes_ahead_of_others(folder):
     done = run(folder)
+    assert done.stdout.splitlines()[-1] == "9 passed, 0 failed, 3 skipped"
+    assert "tests that are alone" not in done.stdout
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with ahead():
+        assert subprocess.run(["nice"], text=True, capture_output=True, check=True).stdout == "-20\n"
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+@pytest.mark.parametrize("name", ["program", "measures"])
+def test_a_failure_in_either_part_fails(folder, name):
+    (folder / f"test_{name}.py").write_text(small("1", "measures" if name == "measures" else ""))
+    done = run(folder, before=NOT_AHEAD)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "8 passed, 1 failed, 3 skipped"
 
@@ -69,7 +84,7 @@ def test_quick_is_only_that(folder):
 
 
 def test_a_selection_may_be_of_one_part(folder):
-    done = run(folder, "-k", "alone and passes")
+    done = run(folder, "-k", "measures and passes", before=NOT_AHEAD)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "1 passed, 0 failed"
     assert run(folder, "-k", "nothing_of_this_name").returncode == 1
 
