@@ -298,7 +298,7 @@ def convert(k, _name, how, types, o):
     if source == "bf16":
         if to != "f32" or how:
             raise Unknown
-        return k.put(o[0], f"as_float((uint32_t){x} << 16)", "f32")
+        return move(k, "mov", [], ["b32"], [o[0], f"{{0,{o[1]}}}"])  # as nvcc writes it for compute_80
     whole = {"rzi": "trunc", "rni": "nearbyint", "rmi": "floor", "rpi": "ceil"}
     if to == source == "f32" and how == ["sat"]:
         return k.put(o[0], f"saturate({x})", "f32")

@@ -5,7 +5,7 @@
     translate.py kernels.80.ptx kernels.90.ptx >kernels_ptx.cpp
 
 Each .entry becomes a function of its parameters' bytes, each instruction a statement (instructions.py), each
-label a label. A kernel that is the same for several targets is translated once. Anything that is not known
+label a label. Kernels of several targets that are the same C++ are one function. Anything that is not known
 here is an error that names it: nothing is left out.
 
     ld.param.u64 %rd1, [f_param_0];    { char *const at = (params + 0); { ... R_rd1 = ... } }
@@ -201,7 +201,7 @@ def kernels_of(path):
 
 
 def main(paths):
-    known, table = {}, []
+    known, functions, table = {}, {}, []
     print('#include "dev/emulation/ptx/ptx_run.h"\n')
     for path in paths:
         target, *kernels = kernels_of(path)
@@ -209,8 +209,11 @@ def main(paths):
             text = re.sub(r"\$L__BB\d+", "$L__BB", text)
             if (name, text) not in known:
                 kernel = known[name, text] = make()
-                kernel.function = f"kernel_{len(known)}_{target}"
-                print(kernel.text(kernel.function))
+                same = name, re.sub(r"L__BB\d+", "L__BB", kernel.text(""))
+                if same not in functions:
+                    functions[same] = f"kernel_{len(functions) + 1}_{target}"
+                    print(kernel.text(functions[same]))
+                kernel.function = functions[same]
             kernel = known[name, text]
             table.append(f'    {{"{name}", {target}, {kernel.function}, {kernel.bytes}, {kernel.static}}},')
     print("const struct ptx_kernel ptx_kernels[] = {", *table, "    {NULL, 0, NULL, 0, 0}};", sep="\n")
