@@ -5,7 +5,7 @@ import pytest
 
 from program import BUILD, PROGRAM, events, markov_files, run, small_model, start, succeed
 
-pytestmark = [pytest.mark.spread, pytest.mark.takes(100)]
+pytestmark = [pytest.mark.spread, pytest.mark.takes(40)]
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128

@@ -114,9 +114,9 @@ def markov_files(folder, vocabulary, train, val):
     return folder
 
 
-def small_model(folder, vocabulary, layers=3, shape=(64, 172, 8, 4)):
-    """Writes an untrained model with fewer layers than a preset. `shape` is the preset's width, hidden size,
-    heads and heads of keys; by default --model=260K's. Returns its folder."""
+def small_model(folder, vocabulary, layers=3, shape=(32, 96, 4, 2)):
+    """Writes an untrained model that is smaller than all presets. `shape` is its width, hidden size, heads and
+    heads of keys; heads have by default the size of --model=260K's. Returns its folder."""
     width, hidden, heads, kv_heads = shape
     random = np.random.default_rng(3)
     shapes = {"model.embed_tokens.weight": (vocabulary, width), "model.norm.weight": (width,)}
