@@ -51,7 +51,7 @@ void __asan_unpoison_memory_region(void const volatile *, size_t);
 
 namespace cuda_emu {
 
-enum { READY, IN_WARP, IN_BLOCK, EXITED }; /* thread.state */
+enum { READY, IN_BLOCK, EXITED }; /* thread.state; a thread in a warp collective is READY, too */
 enum { LANES = 32, MOST_WARPS = 32, MOST_THREADS = 1024 };
 static const size_t STACK = 132 << 10, MOST_SHARED = 227 << 10; /* H100's limit for a block */
 
@@ -73,6 +73,7 @@ static uint32_t ready_places, ready_lanes[MOST_WARPS];
 static int warp_at[MOST_WARPS], place_of[MOST_WARPS]; /* the warp at place 0 runs first */
 static struct group groups[MOST_WARPS][32];
 static uint32_t groups_used[MOST_WARPS];
+static struct group *joined[MOST_WARPS]; /* what a lane joined last; NULL: nothing yet */
 
 static enum cuda_emu_order order;
 static uint64_t random_state = 1;
@@ -178,16 +179,17 @@ static void make_ready(int warp, uint32_t lanes) {
     ready_places |= 1u << place_of[warp];
 }
 
-static struct thread *next(void) { /* NULL: no thread can run */
+static int lane_of(uint32_t lanes) { /* the one that runs first */
+    if (order == CUDA_EMU_REVERSE) return 31 - __builtin_clz(lanes);
+    if (order == CUDA_EMU_RANDOM)
+        for (int k = random_below(__builtin_popcount(lanes)); k > 0; k--) lanes &= lanes - 1;
+    return __builtin_ctz(lanes);
+}
+
+static inline struct thread *next(void) { /* NULL: no thread can run */
     if (!ready_places) return NULL;
     const int warp = warp_at[__builtin_ctz(ready_places)];
-    uint32_t lanes = ready_lanes[warp];
-    int lane = __builtin_ctz(lanes);
-    if (order == CUDA_EMU_REVERSE) lane = 31 - __builtin_clz(lanes);
-    if (order == CUDA_EMU_RANDOM) {
-        for (int k = random_below(__builtin_popcount(lanes)); k > 0; k--) lanes &= lanes - 1;
-        lane = __builtin_ctz(lanes);
-    }
+    const int lane = lane_of(ready_lanes[warp]);
     ready_lanes[warp] &= ~(1u << lane);
     if (!ready_lanes[warp]) ready_places &= ~(1u << place_of[warp]);
     return &threads[warp * LANES + lane];
@@ -202,8 +204,7 @@ static struct thread *next(void) { /* NULL: no thread can run */
     fail("deadlock");
 }
 
-static void wait(int state, const char *where) {
-    current->state = state;
+static inline void wait(const char *where) {
     current->where = where;
     struct thread *t = next();
     if (!t) deadlock();
@@ -232,7 +233,7 @@ void sync_block(const char *where) {
     current->state = IN_BLOCK;
     current->where = where;
     if (++at_barrier == alive) release_block();
-    wait(current->state, where);
+    wait(where);
     TSAN(__tsan_acquire(barrier));
 }
 
@@ -242,8 +243,8 @@ void fence(void) {
 }
 
 /* Returns the collective that this lane joins: one with its mask that still waits for lanes, or a
- * new one. */
-static struct group *join(uint32_t mask, enum operation operation, const char *where) {
+ * new one. It is nearly always the one that another lane has just joined. */
+static struct group *find_or_begin(uint32_t mask, enum operation operation, const char *where) {
     struct thread *me = current;
     int present = count - me->warp * LANES;
     if (!(mask >> me->lane & 1)) fail("%s: lane %d is not in mask %08x", where, me->lane, mask);
@@ -265,6 +266,14 @@ static struct group *join(uint32_t mask, enum operation operation, const char *w
     return &all[i];
 }
 
+static inline struct group *join(uint32_t mask, enum operation operation, const char *where) {
+    struct group *g = joined[current->warp];
+    if (g && g->mask == mask && g->arrived != mask && g->operation == operation &&
+        mask >> current->lane & 1)
+        return g;
+    return joined[current->warp] = find_or_begin(mask, operation, where);
+}
+
 void meet(uint32_t mask, enum operation operation, const uint32_t *in, int words_in,
           void (*finish)(struct group *), int source, uint32_t *out, int words_out,
           const char *where) {
@@ -274,14 +283,11 @@ void meet(uint32_t mask, enum operation operation, const uint32_t *in, int words
     g->arrived |= 1u << me->lane;
     TSAN(char *barrier = &tsan_warp[me->warp][me->warp_barriers % 2]);
     TSAN(if (operation == SYNCWARP) __tsan_release(barrier), me->warp_barriers++);
-    me->state = IN_WARP;
     if (g->arrived == mask) {
         if (finish) finish(g);
-        for (uint32_t m = mask; m; m &= m - 1)
-            threads[me->warp * LANES + __builtin_ctz(m)].state = READY;
         make_ready(me->warp, mask);
     }
-    wait(me->state, where);
+    wait(where);
     TSAN(if (operation == SYNCWARP) __tsan_acquire(barrier));
     const uint32_t *result = source >= 0 ? g->in[source] : g->out[me->lane];
     for (int i = 0; i < words_out; i++) out[i] = result[i];
@@ -481,6 +487,7 @@ static void set_up_block(uint32_t block) {
     for (int w = 0; w < warps; w++) {
         warp_at[w] = order == CUDA_EMU_REVERSE ? warps - 1 - w : w;
         ready_lanes[w] = groups_used[w] = 0;
+        joined[w] = NULL;
     }
     for (int w = warps - 1; w > 0 && order == CUDA_EMU_RANDOM; w--)
         std::swap(warp_at[w], warp_at[random_below(w + 1)]);
