@@ -511,7 +511,7 @@ quickstart_packages:
 test:
 	@scripts/dependencies.sh test
 	@$(MAKE) --no-print-directory $(JOBS) tests instrumented with_sanitizers with_thread_sanitizer \
-	    $(if $(shell command -v aarch64-linux-gnu-g++),aarch64)
+	    $$(command -v aarch64-linux-gnu-g++ >/dev/null && echo aarch64)
 	@BUILD=$(BUILD) $(PYTHON) test/run.py $(PYTEST)
 
 # Other builds than that of users. They are made beside it, so that no core waits for the end of one.
