@@ -267,7 +267,7 @@ def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
     """Moments, lost gradients and stale packets are read from the device for a checkpoint. A resumed run
     copies them back to it and, with several ranks, to the memory that the network reads."""
     def steps(out, count, *more):
-        succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
+        succeed(f"--model={data}/model", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
                 "--batch=1", "--seq=16", f"--steps={count}", "--lr=3e-3", "--lr-final=1",
                 "--warmup=0", "--packet-bytes=512", f"--algorithm={algorithm}",
                 "--loss-rate=0.3", f"--wire-dtype={wire}", f"--carry={carry}", f"--out={out}", *more, program=EMULATED,
@@ -285,7 +285,7 @@ def test_weights_that_adamw_writes_are_those_that_are_converted(data, tmp_path):
     """If there is only one worker, AdamW itself writes the bfloat16 weights. After --resume they are
     converted once, and must be the same."""
     def losses(out, count, *more):
-        succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--device=cuda",
+        succeed(f"--model={data}/model", f"--train={data}/train.bin", f"--val={data}/val.bin", "--device=cuda",
                 "--batch=1", "--seq=16", f"--steps={count}", "--lr=3e-3", "--lr-final=1", "--warmup=0",
                 "--eval-every=2", "--eval-sequences=2", f"--out={out}", *more, program=EMULATED)
         return {event["step"]: (event["loss"], event["grad_norm"])

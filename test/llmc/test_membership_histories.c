@@ -35,7 +35,7 @@
 #if defined(__SANITIZE_ADDRESS__)
 enum { HISTORIES = 400, WIDE_HISTORIES = 1 };
 #else
-enum { HISTORIES = 10000, WIDE_HISTORIES = 4 };
+enum { HISTORIES = 5000, WIDE_HISTORIES = 4 };
 #endif
 enum { FEW = 6, MANY = 64 }; /* processes of a history, at most */
 enum { SLOTS = 1024, MEMBERS = 2048, EPOCHS = 4096, UIDS = 16384 };
