@@ -51,7 +51,7 @@ def test_wrong_numbers_show(name):
 
 @pytest.mark.parametrize("name, message", [
     ("beyond_dynamic", "use-after-poison"),
-    ("beyond_static", "insufficient space"),
+    ("beyond_static", "global-buffer-overflow"),
     ("beyond_global", "heap-buffer-overflow"),
     ("misaligned", "misaligned address"),
 ])
