@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from program import (PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
-                     run, succeed, tensors, write_tokens)
+                     run, small_model, succeed, tensors, write_tokens)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
 
@@ -21,6 +21,12 @@ VOCABULARY = 128
 def data(tmp_path_factory):
     """A folder with train.bin and val.bin."""
     return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 40_000, 1_111)
+
+
+@pytest.fixture(scope="session", name="small")
+def make_small_model(tmp_path_factory):
+    """A model for runs of many steps, whose mathematics is that of any model."""
+    return small_model(tmp_path_factory.mktemp("small") / "model", VOCABULARY)
 
 
 def settings(data, out, **changes):
@@ -364,8 +370,8 @@ def test_data_for_every_worker(data, tmp_path):
 # ---- the mathematics, in training ----
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
-def test_drift_follows_the_formula(data, tmp_path, rate):
-    log = train(data, tmp_path, loss_rate=rate, steps=200, packet_bytes=256, drift_samples=8192,
+def test_drift_follows_the_formula(data, small, tmp_path, rate):
+    log = train(data, tmp_path, model=small, loss_rate=rate, steps=200, packet_bytes=256, drift_samples=8192,
                 val=None, warmup=10, seq=16, repair=0)
     steps = [e for e in log if e["event"] == "step"][30:]
     measured = sum(e["drift"] for e in steps)
@@ -384,11 +390,11 @@ def test_drift_follows_the_formula(data, tmp_path, rate):
                                      {"loss_rate": 0.1, "loss_at": "3=0.5"},
                                      {"loss_rate": 0.3, "repair": 1}],
                          ids=lambda c: "-".join(str(v) for v in c.values()))
-def test_replicas_do_not_lag(data, tmp_path, changes):
+def test_replicas_do_not_lag(data, small, tmp_path, changes):
     """With --lead off, replicas lag behind the model by about the mean age. With auto, the mean replica
     equals the model. (With --carry it is ahead, by as much as carried gradients are late.)"""
     def lag(**more):
-        log = train(data, tmp_path / more["lead"], steps=60, packet_bytes=256, val=None, warmup=10,
+        log = train(data, tmp_path / more["lead"], model=small, steps=60, packet_bytes=256, val=None, warmup=10,
                     drift_samples=4096, workers=8, batch=1, seq=16, carry=0,
                     **{"repair": 0, "wire_dtype": "float32", **changes}, **more)
         steps = [e for e in log if e["event"] == "step"][30:]
@@ -398,9 +404,9 @@ def test_replicas_do_not_lag(data, tmp_path, changes):
     assert abs(lag(lead="auto")) < 0.2 * behind
 
 
-def test_naive_drifts_without_bound_and_lossy_does_not(data, tmp_path):
+def test_naive_drifts_without_bound_and_lossy_does_not(data, small, tmp_path):
     def growth(algorithm):
-        log = train(data, tmp_path / algorithm, algorithm=algorithm, loss_rate=0.2, steps=100,
+        log = train(data, tmp_path / algorithm, model=small, algorithm=algorithm, loss_rate=0.2, steps=100,
                     val=None, lr_final=1, batch=1, seq=16)
         drift = [e["drift"] for e in log if e["event"] == "step"]
         return sum(drift[75:]) / sum(drift[25:50])
