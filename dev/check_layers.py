@@ -42,10 +42,12 @@ LLMC_USES = {
     "comm": ("memory", "checkpoint", "options", "membership", "model", "data", "backend", "log", "util"),
     "cli": ("comm", "memory", "checkpoint", "options", "membership", "model", "data", "backend", "log",
             "util"),
+    "run": ("comm", "memory", "checkpoint", "options", "membership", "model", "data", "backend", "log",
+            "util"),
 }
 LLMC_EVERYWHERE = "llmc/log/error.h"
 # The folders of llmc that may include lossynet's public header.
-KNOWS_LOSSYNET = ("checkpoint", "memory", "comm", "cli")
+KNOWS_LOSSYNET = ("checkpoint", "memory", "comm", "cli", "run")
 
 MEMBERS_MOST = 15
 # Structs that may have more members, and how many.

@@ -165,11 +165,12 @@ static void print(void *context, const char *text) {
     fflush(stdout);
 }
 
-int generate_to_terminal(const struct generate_model *model, const struct tokenizer *tokenizer,
+int generate_to_terminal(struct generate_llama *g, const struct tokenizer *tokenizer,
                          const struct options *o) {
+    const struct generate_model model = generate_model_of(g);
     const struct generate_settings settings = {o->generate, o->tokens, o->temperature, o->top_p,
                                                (uint64_t)o->seed};
-    if (generate_text(model, tokenizer, &settings, print, NULL)) return -1;
+    if (generate_text(&model, tokenizer, &settings, print, NULL)) return -1;
     puts("");
     return 0;
 }
@@ -184,14 +185,15 @@ int generate_check_tokenizer(const char *path) {
     return 0;
 }
 
-int generate_sample(const struct generate_model *model, const char *path, const struct options *o,
+int generate_sample(struct generate_llama *g, const char *path, const struct options *o,
                     struct generate_line *line) {
+    const struct generate_model model = generate_model_of(g);
     const struct generate_settings settings = {"", 40, o->temperature, o->top_p, (uint64_t)o->seed};
     struct tokenizer *tokenizer;
     line->used = 0;
     line->text[0] = '\0';
-    if (generate_open_tokenizer(path, NULL, model->vocabulary, &tokenizer)) return -1;
-    int failed = generate_text(model, tokenizer, &settings, generate_gather, line);
+    if (generate_open_tokenizer(path, NULL, model.vocabulary, &tokenizer)) return -1;
+    int failed = generate_text(&model, tokenizer, &settings, generate_gather, line);
     tokenizer_close(tokenizer);
     return failed;
 }

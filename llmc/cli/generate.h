@@ -78,11 +78,11 @@ int generate_open_tokenizer(const char *path, const char *beside, int vocabulary
                             struct tokenizer **tokenizer);
 
 /* --generate: continues options->generate on stdout, part by part. */
-int generate_to_terminal(const struct generate_model *model, const struct tokenizer *tokenizer,
+int generate_to_terminal(struct generate_llama *model, const struct tokenizer *tokenizer,
                          const struct options *options);
 
 /* --sample-every: writes the first 40 tokens of a new document into *line. */
-int generate_sample(const struct generate_model *model, const char *tokenizer,
+int generate_sample(struct generate_llama *model, const char *tokenizer,
                     const struct options *options, struct generate_line *line);
 
 /* Checks that generate_sample has a tokenizer (path or NULL). Returns 0, or -1 after reporting. */

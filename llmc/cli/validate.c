@@ -23,12 +23,14 @@ int validate_sequence_length(const struct options *o, int positions) {
     return o->seq ? o->seq : positions < 1024 ? positions : 1024;
 }
 
-void validate_print_version(const char *revision) {
+int validate_answer(const struct options *o, const char *revision) {
     char names[160];
+    if (o->help) return options_help(o->help_topic);
     printf("train_llama2 %s (lossynet %s), %s, %s\n", TRAIN_LLAMA2_VERSION, lossynet_version(),
            revision, backend_cpu(DTYPE_FLOAT32)->details);
     backend_cpu_list(names, sizeof names);
     printf("instruction sets: %s (TRAIN_LLAMA2_ISA=NAME takes another than the first)\n", names);
+    return 0;
 }
 
 static int check_modes(const struct options *o, int ranks) {

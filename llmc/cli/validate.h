@@ -32,7 +32,8 @@ int validate_sequence_length(const struct options *options, int positions);
 
 #define TRAIN_LLAMA2_VERSION "0.1.0" /* MAJOR.MINOR.PATCH; dev/CHANGELOG.md says what changed */
 
-void validate_print_version(const char *revision); /* to stdout */
+/* --help, --version: prints the answer. Returns the exit code. */
+int validate_answer(const struct options *options, const char *revision);
 
 #ifdef __cplusplus
 }

@@ -158,22 +158,22 @@ int data_parallel_initialise(struct data_parallel *d) {
     return failed ? -1 : group_wait(&d->group);
 }
 
-struct run_info data_parallel_facts(const struct data_parallel *d) {
-    return (struct run_info){.options = d->options,
-                             .layout = d->layout,
-                             .be = d->be,
-                             .link = lossynet_link_name(d->comm),
-                             .sends = d->pipeline.sends,
-                             .loss = {data_parallel_carries(d),
-                                      {comm_rounds(d->options, LOSSYNET_GRADIENT) != 0,
-                                       comm_rounds(d->options, LOSSYNET_PARAMETER) != 0}},
-                             .mapped = d->group.peers.mapped,
-                             .rank = d->world.rank,
-                             .ranks = d->world.ranks,
-                             .workers = d->workers,
-                             .local = d->local,
-                             .threads = omp_get_max_threads(),
-                             .packet_bytes = lossynet_packet_bytes(d->comm),
-                             .packets = lossynet_packets(d->comm),
-                             .moments = data_parallel_moments(d)};
+void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) {
+    facts->options = d->options;
+    facts->layout = d->layout;
+    facts->be = d->be;
+    facts->link = lossynet_link_name(d->comm);
+    facts->sends = d->pipeline.sends;
+    facts->loss.carries = data_parallel_carries(d);
+    for (int p = 0; p < 2; p++)
+        facts->loss.repairs[p] = comm_rounds(d->options, (lossynet_phase)p) != 0;
+    facts->mapped = d->group.peers.mapped;
+    facts->rank = d->world.rank;
+    facts->ranks = d->world.ranks;
+    facts->workers = d->workers;
+    facts->local = d->local;
+    facts->threads = omp_get_max_threads();
+    facts->packet_bytes = lossynet_packet_bytes(d->comm);
+    facts->packets = lossynet_packets(d->comm);
+    facts->moments = data_parallel_moments(d);
 }

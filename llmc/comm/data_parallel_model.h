@@ -31,9 +31,9 @@ const weight *data_parallel_weights(struct data_parallel *d, const float *params
 /* Does the same for a worker's replica. */
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w);
 
-/* What a checkpoint, the log and the terminal tell of the run; the caller sets the rest: revision,
- * faster_in_bf16, batch, seq and train_tokens. */
-struct run_info data_parallel_facts(const struct data_parallel *d);
+/* Sets what a checkpoint, the log and the terminal tell of the run, except for revision,
+ * faster_in_bf16, batch, seq and train_tokens, which the caller sets. */
+void data_parallel_facts(const struct data_parallel *d, struct run_info *facts);
 
 #ifdef __cplusplus
 }

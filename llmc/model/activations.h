@@ -116,6 +116,13 @@ const float *activations_read_losses(struct activations *a, const struct backend
 /* Both. All losses that were sent before must have been read. */
 const float *activations_losses(struct activations *a, const struct backend *be, int n);
 
+/* Mean of the first n losses, in double. */
+static inline double mean_loss(const float *losses, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += losses[i];
+    return sum / n;
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -17,6 +17,8 @@
 #include "train_llama2.cu"
 
 #include "llmc/backend/cpu/backend_cpu.h"
+#include "llmc/backend/cuda/backend_cuda.h"
+#include "llmc/checkpoint/hf_model.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/model/sampler.h"
 

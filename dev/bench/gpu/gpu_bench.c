@@ -467,28 +467,30 @@ static int train_once(int argc, char **argv) {
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
     comm_choose_wire(&o);
-    begin(&t, &o, &alone, o.workers ? o.workers : 1);
+    t.run.options = &o;
+    t.run.world = alone;
+    trainer_begin(&t);
     if (prepare(&t, true)) return -1;
     const double start = seconds();
     for (t.run.at.step = 0; t.run.at.step < o.steps; t.run.at.step++) {
         if (training_step(&t, t.run.at.step)) return -1;
         t.run.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
         for (int phase = 0; phase < 2; phase++)
-            lost[phase] += t.last.expected[phase] - t.last.arrived[phase];
-        if (t.run.at.step < o.steps / 2 || !(t.last.drift_expected > 0)) continue;
-        drift += t.last.drift;
-        expected += t.last.drift_expected;
+            lost[phase] += t.view.last.expected[phase] - t.view.last.arrived[phase];
+        if (t.run.at.step < o.steps / 2 || !(t.view.last.drift_expected > 0)) continue;
+        drift += t.view.last.drift;
+        expected += t.view.last.drift_expected;
         drifts++;
     }
     const double took = seconds() - start;
     if (evaluate(&t, o.steps, &eval)) return -1;
-    const double steps = o.steps, packets = t.last.expected[0] * steps;
+    const double steps = o.steps, packets = t.view.last.expected[0] * steps;
     printf("{\"what\": \"train\", \"workers\": %d, \"loss_rate\": %g, \"steps\": %d, "
            "\"tokens\": %.0f, \"seconds\": %.9g, \"last_loss\": %.6g, \"val_loss\": %.9g, "
            "\"replica_val_loss\": %.9g, \"drift\": %.6g, \"drift_expected\": %.6g, "
            "\"gradient_lost\": %.6g, \"parameter_lost\": %.6g}\n",
-           t.dp.workers, o.loss_rate[1], o.steps, t.record.tokens * steps, took, t.record.loss,
-           eval.val_loss, eval.replica_val_loss, drifts ? drift / drifts : 0,
+           t.dp.workers, o.loss_rate[1], o.steps, t.view.record.tokens * steps, took,
+           t.view.record.loss, eval.val_loss, eval.replica_val_loss, drifts ? drift / drifts : 0,
            drifts ? expected / drifts : 0, packets > 0 ? lost[0] / packets : 0,
            packets > 0 ? lost[1] / packets : 0);
     trainer_release(&t);

@@ -227,18 +227,21 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     comm_choose_wire(&o);
     if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
     if (out->choices.count > 0 && take(&out->choices)) return -1;
-    begin(&t, &o, world, o.workers ? o.workers : world->ranks);
+    t.run.options = &o;
+    t.run.world = *world;
+    trainer_begin(&t);
     threads_choose(o.threads, world->ranks);
     if (prepare(&t, true)) return -1;
     if (data_parallel_start(&t.dp)) return -1;
     for (t.run.at.step = 0; t.run.at.step < o.steps; t.run.at.step++) {
-        if (training_step(&t, t.run.at.step) || (t.dp.time.unfinished && finish_step(&t)))
+        if (training_step(&t, t.run.at.step) ||
+            (t.dp.time.unfinished && training_finish_step(&t.view)))
             return -1;
         t.run.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
         if (world->rank) continue;
-        out->loss[t.run.at.step] = t.record.loss;
-        out->norm[t.run.at.step] = t.record.grad_norm;
-        out->arrived[t.run.at.step] = t.last.arrived[0] + t.last.arrived[1];
+        out->loss[t.run.at.step] = t.view.record.loss;
+        out->norm[t.run.at.step] = t.view.record.grad_norm;
+        out->arrived[t.run.at.step] = t.view.last.arrived[0] + t.view.last.arrived[1];
         out->steps = t.run.at.step + 1;
     }
     float *host = (float *)malloc(t.layout.count * sizeof *host);

@@ -7,6 +7,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "train_llama2.cu"
 
+#include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/comm/attention_choice.h"
 #include "llmc/comm/tune.h"
 #include "llmc/util/random.h"

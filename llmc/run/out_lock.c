@@ -1,5 +1,5 @@
 /* out_lock.c — see out_lock.h. */
-#include "llmc/cli/out_lock.h"
+#include "llmc/run/out_lock.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* due.h — says what a run does after a step: evaluate, write a sample, save a checkpoint. */
-#ifndef LLMC_CLI_DUE_H
-#define LLMC_CLI_DUE_H
+#ifndef LLMC_RUN_DUE_H
+#define LLMC_RUN_DUE_H
 
 #include "llmc/options/options.h"
 

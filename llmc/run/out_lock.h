@@ -4,8 +4,8 @@
  * the lock with its process, however that dies; NFS ends it with the host. It is a lock of an open
  * file description (fcntl(2), F_OFD_SETLK), which NFS passes on to its server.
  */
-#ifndef LLMC_CLI_OUT_LOCK_H
-#define LLMC_CLI_OUT_LOCK_H
+#ifndef LLMC_RUN_OUT_LOCK_H
+#define LLMC_RUN_OUT_LOCK_H
 
 #include <stdbool.h>
 

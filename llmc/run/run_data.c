@@ -1,5 +1,8 @@
 /* run_data.c — see run_data.h. */
-#include "llmc/cli/run_data.h"
+#include "llmc/run/run_data.h"
+
+#include "llmc/data/tokenizer_file.h"
+#include "llmc/util/file.h"
 
 int run_data_open(const struct options *o, bool training, int workers, int length,
                   struct llama_config *c, struct dataloader **train, struct dataloader **val) {
@@ -13,4 +16,12 @@ int run_data_open(const struct options *o, bool training, int workers, int lengt
     if (config_complete(o->model, o->vocabulary, dataloader_vocabulary(data), c)) return -1;
     if (*train && dataloader_check_vocabulary(*train, c->vocabulary)) return -1;
     return *val && dataloader_check_vocabulary(*val, c->vocabulary) ? -1 : 0;
+}
+
+int run_data_open_choices(const struct options *o, struct llama_config *c,
+                          struct choices **choices) {
+    char tokenizer[FILE_PATH_BYTES];
+    if (config_read(o->model, c) || tokenizer_file_in(tokenizer, o->model)) return -1;
+    return choices_open(o->eval_choices, o->tokenizer ? o->tokenizer : tokenizer, c->vocabulary,
+                        o->seq ? o->seq : c->positions, choices);
 }

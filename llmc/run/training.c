@@ -1,0 +1,212 @@
+/* training.c — see training.h. */
+#include "llmc/run/training.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/checkpoint/hf_model.h"
+#include "llmc/comm/data_parallel_model.h"
+#include "llmc/comm/settings.h"
+#include "llmc/log/error.h"
+
+int training_open(struct training *run, struct options *o, const char *revision,
+                  const struct lossynet_world *launched) {
+    run->options = o;
+    run->revision = revision;
+    run->world = *launched;
+    /* With --meet the checkpoint that it is read from may be gone when others take this rank in. */
+    if (o->meet && config_of_model(o->model, &run->config)) return 1;
+    const int status = views_open(o, revision, &run->views);
+    if (!status && run->views) run->world = views_world(run->views);
+    return status;
+}
+
+int training_close(struct training *run, int status) {
+    const bool complete = run->at.step >= run->options->steps;
+    views_close(run->views, status     ? VIEWS_RANK_FAILS
+                            : complete ? VIEWS_RUN_COMPLETE
+                                       : VIEWS_RUN_STOPS);
+    out_lock_release(&run->lock);
+    return status == VIEWS_COMPLETE ? 0 : status;
+}
+
+int training_workers(const struct training *run) {
+    const struct options *o = run->options;
+    if (options_one_worker(o)) return 1;
+    if (run->views) return views_workers(run->views);
+    return o->workers ? o->workers : run->world.ranks;
+}
+
+/* ---- the begin of a view ---------------------------------------------------------------- */
+
+int training_choose(struct training_view *v) {
+    struct training *run = v->run;
+    if (views_begin(run->views) || out_lock_take(run->options, &v->dp->world, &run->lock))
+        return -1;
+    v->from = views_are_new(run->views) ? run->options->resume : NULL;
+    return v->from ? resume_open(v->from, &v->saved, &run->at) : 0;
+}
+
+int training_enter(struct training_view *v) {
+    struct training *run = v->run;
+    const struct options *o = run->options;
+    const int rank = v->dp->world.rank;
+    data_parallel_facts(v->dp, &v->facts);
+    v->facts.revision = run->revision;
+    if (views_enter(run->views, v->dp, &run->at, run->recent, &v->continues) ||
+        jsonl_open_of_run(o->log, o->out, rank, run->at.step, &v->log))
+        return -1;
+    hf_model_shows_progress = run_info_draws_progress(o, rank);
+    if (!v->continues && data_parallel_initialise(v->dp)) return -1;
+    jsonl_write(v->log, run_info_event(&v->facts));
+    return 0;
+}
+
+int training_begin(struct training_view *v, const char *tokenizer) {
+    const struct training *run = v->run;
+    const struct options *o = run->options;
+    const int rank = v->dp->world.rank, step = run->at.step;
+    if (async_writer_open(v->dp, &v->facts, tokenizer, step, v->continues, &v->saver) ||
+        (v->from && !v->continues &&
+         saved_state_load(v->dp, &v->facts, v->from, v->saved, v->log)) ||
+        data_parallel_start(v->dp))
+        return -1;
+    if (views_are_new(run->views)) run_info_announce(&v->facts);
+    progress_begin(&v->progress, step, o->steps, rank == 0 && !o->quiet,
+                   run_info_draws_progress(o, rank));
+    views_report(run->views, &v->progress, v->log, step, run->recent);
+    return 0;
+}
+
+void training_close_view(struct training_view *v) {
+    async_writer_close(v->saver);
+    jsonl_close(v->log);
+    json_decref(v->saved);
+}
+
+/* ---- a step ----------------------------------------------------------------------------- */
+
+void training_begin_record(struct training_view *v, int step) {
+    const struct options *o = v->run->options;
+    const struct schedule schedule = options_schedule(o);
+    const int micro_batches = options_micro_batches(o, v->dp->workers);
+    v->record = (struct step_metrics){
+        .step = step,
+        .tokens = (double)micro_batches * v->facts.batch * v->facts.seq,
+        .learning_rate = schedule_learning_rate(&schedule, step),
+    };
+}
+
+int training_finish_begin(struct training_view *v) {
+    v->last = v->record;
+    return v->dp->time.unfinished ? data_parallel_finish_begin(v->dp, &v->last) : 0;
+}
+
+int training_finish_end(struct training_view *v) {
+    struct training *run = v->run;
+    struct step_metrics *r = &v->last;
+    if (!v->dp->time.unfinished) return 0;
+    if (data_parallel_finish_end(v->dp, r)) return -1;
+    run->recent[r->step % HANDOVER_STEPS] = *r;
+    metrics_add(&run->at.record, r);
+    metrics_show_step(&v->progress, r, v->dp->workers > 1);
+    comm_note_loss(run->options, &run->at.record, &v->progress);
+    metrics_log_step(v->log, r);
+    return 0;
+}
+
+int training_finish_step(struct training_view *v) {
+    return training_finish_begin(v) || training_finish_end(v) ? -1 : 0;
+}
+
+/* Sets where the run stands after `done` steps. */
+static void advance(struct training_view *v, int done) {
+    const struct options *o = v->run->options;
+    struct resume_point *at = &v->run->at;
+    const uint64_t batches = (uint64_t)options_micro_batches(o, v->dp->workers);
+    at->sequence += (uint64_t)(done - at->step) * batches * (uint64_t)o->batch;
+    at->step = done;
+}
+
+/* With --deadline ranks may be at different steps, and they learn at different times that one of
+ * them stops or is broken. Before they do anything together, all meet and agree on a step. */
+static int meet(struct training_view *v, struct data_parallel_news *news) {
+    news->step = v->run->at.step;
+    if (training_finish_step(v) || data_parallel_agree(v->dp, news)) return -1;
+    advance(v, news->step);
+    return 0;
+}
+
+/* What is due now. A checkpoint that was not complete when ranks changed is due, too. */
+static struct due due_now(const struct training_view *v, bool stop) {
+    return due_after(v->run->options, v->run->at.step, stop, async_writer_is_behind(v->saver));
+}
+
+static int end_not_finite(struct training_view *v) {
+    if (async_writer_finish(v->saver)) return -1;
+    const char *checkpoint = async_writer_last(v->saver);
+    progress_end(&v->progress);
+    metrics_log_step(v->log, &v->record);
+    metrics_log_end(v->log, &v->run->at.record, "not finite", NULL, checkpoint);
+    return v->dp->world.rank > 0
+               ? -1
+               : metrics_report_not_finite(&v->record, checkpoint, data_parallel_odd_worker(v->dp));
+}
+
+int training_after_step(struct training_view *v, struct data_parallel_news *news, struct due *due) {
+    const bool skips = lossynet_skips_late(v->dp->comm);
+    news->broken = !isfinite(v->record.loss) || !isfinite(v->record.grad_norm);
+    if (news->broken && !skips) return end_not_finite(v);
+    advance(v, v->record.step + 1);
+    async_writer_poll(v->saver, &news->stop);
+    news->ranks_change = views_end_here(v->run->views);
+    *due = due_now(v, news->stop);
+    if (skips &&
+        (due->any || news->broken || news->ranks_change || lossynet_is_called(v->dp->comm))) {
+        if (meet(v, news)) return -1;
+        if (news->broken) return end_not_finite(v);
+        *due = due_now(v, news->stop);
+    }
+    return due->any ? training_finish_step(v) : 0;
+}
+
+/* ---- the end of a view, and of the run -------------------------------------------------- */
+
+int training_end(struct training_view *v, bool stopped, const struct eval_metrics *eval) {
+    const int step = v->run->at.step;
+    if (async_writer_finish(v->saver) || data_parallel_log_links(v->dp, v->log, step) ||
+        data_parallel_log_late(v->dp, v->log, step))
+        return -1;
+    const char *checkpoint = async_writer_last(v->saver);
+    progress_end(&v->progress);
+    if (v->progress.on && stopped) printf("stopped by a signal after %d steps\n", step);
+    if (v->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
+    const bool lost = async_writer_has_failed(v->saver);
+    const char *status = lost ? "not saved" : stopped ? "stopped" : "complete";
+    metrics_log_end(v->log, &v->run->at.record, status, eval, checkpoint);
+    if (!lost) return 0;
+    if (v->dp->world.rank > 0) return -1;
+    return *checkpoint ? log_error("step %d could not be saved, see above: the newest checkpoint "
+                                   "is '%s'",
+                                   step, checkpoint)
+                       : log_error("no checkpoint could be written to '%s', see above",
+                                   v->run->options->out);
+}
+
+int training_leave(struct training_view *v, bool agreed) {
+    struct resume_point *at = &v->run->at;
+    if (v->updated > at->step) advance(v, v->updated);
+    if (views_leave(v->run->views, v->dp, agreed)) return -1;
+    const struct step_metrics *r = v->last.step == at->step - 1 ? &v->last : &v->record;
+    if (v->dp->time.unfinished && r->step == at->step - 1) /* nobody will measure it */
+        metrics_add(&at->record, r);
+    progress_end(&v->progress);
+    return 0;
+}
+
+int training_next_view(struct training *run) {
+    if (views_next(run->views)) return -1;
+    run->world = views_world(run->views);
+    return 0;
+}
