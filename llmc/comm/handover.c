@@ -14,26 +14,19 @@ static void *take_memory(size_t count, size_t bytes) {
     return memory;
 }
 
-/* The next two functions are for the arrays that follow their elements: memory in the host for that
- * many elements of each. */
-static void release_owned(float *owned[ARRAYS]) {
-    for (int a = 0; a < ARRAYS; a++) free(owned[a]);
+/* Takes memory for the arrays that follow the elements that all workers of this rank own. */
+static float *take_owned(const struct data_parallel *d, size_t *elements) {
+    *elements = 0;
+    for (int w = 0; w < d->local; w++) *elements += d->worker[w].owned;
+    return take_memory(*elements, (size_t)arrays_that_follow() * sizeof(float));
 }
 
-static int take_owned(float *owned[ARRAYS], size_t elements) {
-    for (int a = 0; a < ARRAYS; a++) {
-        if (!array_rows[a].follows) continue;
-        owned[a] = take_memory(elements, sizeof *owned[a]);
-        if (!owned[a]) return -1;
+/* Copies these arrays from the workers or, with `back`, to them. */
+static void move_owned(const struct data_parallel *d, float *owned, size_t elements, bool back) {
+    for (int w = 0; w < d->local; w++) {
+        worker_move_following(&d->worker[w], d->be, owned, elements, back);
+        owned += d->worker[w].owned;
     }
-    return 0;
-}
-
-/* The elements that all workers of this rank own. */
-static size_t owned_elements(const struct data_parallel *d) {
-    size_t elements = 0;
-    for (int w = 0; w < d->local; w++) elements += d->worker[w].owned;
-    return elements;
 }
 
 /* ---- the state of a rank ---------------------------------------------------------------- */
@@ -45,7 +38,7 @@ void handover_release(struct handover *h) {
     }
     free(h->owner);
     free(h->params);
-    release_owned(h->owned);
+    free(h->owned);
     memset(h, 0, sizeof *h);
 }
 
@@ -105,7 +98,7 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
                          .local = d->local,
                          .buckets = d->layout->buckets,
                          .packet_elements = lossynet_packet_elements(d->comm)};
-    size_t most = 0, state = 0;
+    size_t most = 0;
     handover_release(out);
     h.owner = take_memory((size_t)h.workers, sizeof *h.owner);
     int failed = !h.owner;
@@ -115,16 +108,10 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
     }
     uint32_t *age = take_memory(most, sizeof *age);
     h.params = take_memory(d->layout->count, sizeof *h.params);
-    failed = failed || !age || !h.params || take_owned(h.owned, owned_elements(d));
-    for (int w = 0; w < h.local && !failed; w++) {
-        const struct worker *k = &d->worker[w];
-        failed = take_replica(d, w, age, &h);
-        for (int a = 0; a < ARRAYS; a++)
-            if (h.owned[a])
-                d->be->download(h.owned[a] + state, worker_array(k, (enum array)a),
-                                k->owned * sizeof(float));
-        state += k->owned;
-    }
+    h.owned = take_owned(d, &h.elements);
+    failed = failed || !age || !h.params || !h.owned;
+    for (int w = 0; w < h.local && !failed; w++) failed = take_replica(d, w, age, &h);
+    if (!failed) move_owned(d, h.owned, h.elements, false);
     free(age);
     *out = h;
     if (failed) handover_release(out);
@@ -306,6 +293,7 @@ static int average_squares(struct giving *g) {
     const size_t spans = (size_t)l->spans, ranks = (size_t)g->d->world.ranks;
     double *mine = take_memory(2 * spans, sizeof *mine);
     double *all = take_memory(2 * spans * ranks, sizeof *all);
+    const float *v = g->h->owned + (size_t)array_following(ARRAY_V) * g->h->elements;
     double whole[2] = {0, 0};
     g->square = take_memory(spans, sizeof *g->square);
     int failed = !mine || !all || !g->square;
@@ -314,8 +302,7 @@ static int average_squares(struct giving *g) {
         for (size_t s = 0; s < spans && piece->state != WITHOUT; s++) {
             const struct span *span = &l->span[s];
             const struct run both = run_common(*piece, (struct run){span->offset, span->count, 0});
-            for (size_t e = 0; e < both.count; e++)
-                mine[2 * s] += g->h->owned[ARRAY_V][both.state + e];
+            for (size_t e = 0; e < both.count; e++) mine[2 * s] += v[both.state + e];
             mine[2 * s + 1] += (double)both.count;
         }
     }
@@ -357,28 +344,22 @@ static size_t segment_bytes(size_t count, bool moments) {
 
 /* Writes this rank's pieces of one shard to `to`; if it is NULL, only counts. Returns the bytes. */
 static size_t write_shard(const struct giving *g, struct run shard, char *to) {
-    size_t bytes = 0, low = 0, high = g->pieces;
-    while (low < high) { /* finds the first piece that ends after the shard's start */
-        const size_t middle = (low + high) / 2;
-        if (g->piece[middle].offset + g->piece[middle].count > shard.offset)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    for (; low < g->pieces && g->piece[low].offset < shard.offset + shard.count; low++) {
-        const struct run both = run_common(shard, g->piece[low]), *p = &g->piece[low];
-        const size_t part = both.count * sizeof(float);
-        const bool moments = p->state != WITHOUT;
+    const int following = arrays_that_follow();
+    struct run given, its;
+    size_t bytes = 0;
+    for (size_t i = 0; runs_next(g->piece, g->pieces, shard, &i, &given, &its);) {
+        const size_t part = its.count * sizeof(float);
+        const bool moments = g->piece[i - 1].state != WITHOUT;
         if (to) {
-            const struct segment s = {both.offset, both.count, moments, both.state};
-            const size_t first = p->state + (both.offset - p->offset);
+            const struct segment s = {its.offset, its.count, moments, its.state};
+            const float *owned = g->h->owned + given.state;
             char *at = to + bytes;
             memcpy(at, &s, sizeof s);
-            memcpy(at += sizeof s, g->h->params + both.offset, part);
-            for (int a = 0; a < ARRAYS && moments; a++)
-                if (g->h->owned[a]) memcpy(at += part, g->h->owned[a] + first, part);
+            memcpy(at += sizeof s, g->h->params + its.offset, part);
+            for (int a = 0; a < following && moments; a++, owned += g->h->elements)
+                memcpy(at += part, owned, part);
         }
-        bytes += segment_bytes(both.count, moments);
+        bytes += segment_bytes(its.count, moments);
     }
     return bytes;
 }
@@ -399,8 +380,8 @@ static size_t write_message(const struct giving *g, int rank, char *to) {
 
 struct received {  /* the new state of local owners, in the host's memory */
     float *params; /* [P] */
-    float *owned[ARRAYS];
-    size_t elements;
+    float *owned;  /* as in struct handover */
+    size_t elements, came;
 };
 
 /* Sets the second moments of a segment that came without moments. */
@@ -415,16 +396,18 @@ static void fill_squares(const struct giving *g, const struct segment *s, float 
 
 static void read_message(const struct giving *g, const char *from, size_t bytes,
                          struct received *got) {
+    const int following = arrays_that_follow(), v = array_following(ARRAY_V);
     for (const char *end = from + bytes; from < end;) {
         struct segment s;
         memcpy(&s, from, sizeof s);
         const size_t part = s.count * sizeof(float);
         const char *values = from + sizeof s;
+        float *owned = got->owned + s.state;
         memcpy(got->params + s.offset, values, part);
-        for (int a = 0; a < ARRAYS && s.moments; a++)
-            if (got->owned[a]) memcpy(got->owned[a] + s.state, values += part, part);
-        if (!s.moments) fill_squares(g, &s, got->owned[ARRAY_V] + s.state);
-        got->elements += s.count;
+        for (int a = 0; a < following && s.moments; a++)
+            memcpy(owned + (size_t)a * got->elements, values += part, part);
+        if (!s.moments) fill_squares(g, &s, owned + (size_t)v * got->elements);
+        got->came += s.count;
         from += segment_bytes(s.count, s.moments);
     }
 }
@@ -465,16 +448,8 @@ static int exchange_messages(struct giving *g, struct received *got) {
 static int set_workers(struct giving *g, const struct received *got) {
     struct data_parallel *d = g->d;
     const size_t P = d->layout->count;
-    size_t state = 0;
-    for (int w = 0; w < d->local; w++) {
-        struct worker *k = &d->worker[w];
-        worker_initialise(k, d->be, got->params, P);
-        for (int a = 0; a < ARRAYS; a++)
-            if (got->owned[a])
-                d->be->upload(worker_array(k, (enum array)a), got->owned[a] + state,
-                              k->owned * sizeof(float));
-        state += k->owned;
-    }
+    for (int w = 0; w < d->local; w++) worker_initialise(&d->worker[w], d->be, got->params, P);
+    move_owned(d, got->owned, got->elements, true);
     if (d->workers == 1) return 0;
     const float *model;
     if (data_parallel_model(d, &model)) return -1;
@@ -486,10 +461,10 @@ static int set_workers(struct giving *g, const struct received *got) {
 
 static int give(struct giving *g, struct handover_report *report) {
     struct data_parallel *d = g->d;
-    const size_t owned = owned_elements(d);
     uint64_t orphans = 0, *all = take_memory((size_t)d->world.ranks, sizeof *all);
     struct received got = {.params = take_memory(d->layout->count, sizeof(float))};
-    int failed = !all || !got.params || take_owned(got.owned, owned);
+    got.owned = take_owned(d, &got.elements);
+    int failed = !all || !got.params || !got.owned;
     for (int o = 0; o < g->h->workers; o++)
         if (g->holder[o] < 0) orphans += g->h->owner[o].packets;
     failed = failed || gather_of_ranks(d, &orphans, all, sizeof orphans);
@@ -501,12 +476,12 @@ static int give(struct giving *g, struct handover_report *report) {
         if (g->pieces) qsort(g->piece, g->pieces, sizeof *g->piece, by_offset);
         failed = exchange_messages(g, &got);
     }
-    if (!failed && got.elements != owned)
+    if (!failed && got.came != got.elements)
         failed = log_error("handover: %zu of %zu parameters came: expected every one from one of "
                            "the ranks that were there before",
-                           got.elements, owned);
+                           got.came, got.elements);
     failed = failed || set_workers(g, &got);
-    release_owned(got.owned);
+    free(got.owned);
     free(got.params);
     free(all);
     return failed ? -1 : 0;

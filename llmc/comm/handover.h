@@ -44,9 +44,10 @@ struct handover {              /* all in the host's memory; zeros: this rank was
     size_t packet_elements;
     struct handover_owner *owner; /* [workers] */
     float *params; /* [P]: the shards that the rank owned, and its freshest copies of the rest */
-    /* Of the arrays that follow their elements to a new owner (memory/arrays.h): what the rank's
-     * workers had, in order of workers and buckets. NULL: another array. */
-    float *owned[ARRAYS];
+    /* The arrays that follow their elements to a new owner (memory/arrays.h), one after another: what
+     * the rank's workers had, in order of workers and buckets. */
+    float *owned;
+    size_t elements; /* of each of these arrays */
 };
 
 enum { HANDOVER_STEPS = 3 }; /* the log of another rank may lack at most so many steps */

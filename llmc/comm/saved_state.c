@@ -248,7 +248,8 @@ static int get_table(const struct source *s, int worker, const char *what, size_
 static int64_t take_moments(const struct data_parallel *d, const struct source *s, int from,
                             const struct worker *w, const struct moments *mine) {
     struct table table;
-    size_t elements, i = 0, before = 0, taken = 0;
+    size_t elements, before = 0, taken = 0;
+    struct run here, there;
     if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
     const struct safetensors_view *saved[ARRAYS] = {NULL};
     for (int a = 0; a < ARRAYS; a++) {
@@ -258,16 +259,13 @@ static int64_t take_moments(const struct data_parallel *d, const struct source *
     }
     for (size_t k = 0; k < table.runs; k++) {
         const struct run theirs = run_at(&table, k, &before);
-        while (i < mine->runs && mine->run[i].offset + mine->run[i].count <= theirs.offset) i++;
-        for (size_t j = i; j < mine->runs && mine->run[j].offset < theirs.offset + theirs.count;
-             j++) {
-            const struct run both = run_common(mine->run[j], theirs);
-            const size_t at = (theirs.state + (both.offset - theirs.offset)) * sizeof(float);
+        for (size_t i = 0; runs_next(mine->run, mine->runs, theirs, &i, &here, &there);) {
+            const size_t at = there.state * sizeof(float);
             for (int a = 0; a < ARRAYS; a++)
                 if (saved[a])
-                    d->be->upload(worker_array(w, (enum array)a) + both.state,
-                                  (const char *)saved[a]->data + at, both.count * sizeof(float));
-            taken += both.count;
+                    d->be->upload(worker_array(w, (enum array)a) + here.state,
+                                  (const char *)saved[a]->data + at, here.count * sizeof(float));
+            taken += here.count;
         }
     }
     return (int64_t)taken;

@@ -11,47 +11,51 @@
 
 const struct array_row array_rows[ARRAYS] = {
     [ARRAY_PARAMS] = {PARAMETERS, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_WHOLE, TYPE_FLOAT32,
-                      PER_REPLICA, NULL, false},
-    [ARRAY_MASTER] = {OWNED, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                      NULL, false},
+                      .per = PER_REPLICA},
+    [ARRAY_MASTER] = {OWNED, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
+                      .per = PER_WORKER},
     [ARRAY_WEIGHTS] = {"weights in use", LINE_WEIGHTS, SPACE_BACKEND, EXTENT_WHOLE, TYPE_BF16,
-                       PER_RANK, NULL, false},
+                       .per = PER_RANK},
     [ARRAY_GRADS] = {"a worker's gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_SLOTS,
-                     TYPE_FLOAT32, PER_GRADIENT, NULL, false},
+                     TYPE_FLOAT32, .per = PER_GRADIENT},
     [ARRAY_APART] = {"a member's gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_WHOLE,
-                     TYPE_FLOAT32, PER_SET, NULL, false},
+                     TYPE_FLOAT32, .per = PER_SET},
     [ARRAY_AVERAGE] = {"an averaged gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_OWNED,
-                       TYPE_FLOAT32, PER_WORKER, NULL, false},
+                       TYPE_FLOAT32, .per = PER_WORKER},
     [ARRAY_M] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
-                 PER_WORKER, "m", true},
+                 .per = PER_WORKER, .saved = "m", .follows = true},
     [ARRAY_V] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
-                 PER_WORKER, "v", true},
-    [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                     "ahead", false},
+                 .per = PER_WORKER, .saved = "v", .follows = true},
+    [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
+                     .per = PER_WORKER, .saved = "ahead"},
     [ARRAY_RESIDUAL] = {"lost gradients (--carry)", LINE_LOST, SPACE_BACKEND, EXTENT_WHOLE,
-                        TYPE_FLOAT32, PER_WORKER, NULL, false},
+                        TYPE_FLOAT32, .per = PER_WORKER},
     [ARRAY_MODEL] = {"the model put together", LINE_MODEL, SPACE_BACKEND, EXTENT_MODEL,
-                     TYPE_FLOAT32, PER_RANK, NULL, false},
+                     TYPE_FLOAT32, .per = PER_RANK},
     [ARRAY_COMM_PARAMS] = {PARAMETERS, LINE_COPIES, SPACE_PINNED, EXTENT_WHOLE, TYPE_COPY,
-                           PER_GROUP, NULL, false},
+                           .per = PER_GROUP},
     [ARRAY_COMM_GRADS] = {"a worker's gradient", LINE_COPIES, SPACE_PINNED, EXTENT_WHOLE, TYPE_COPY,
-                          PER_GRADIENT, NULL, false},
+                          .per = PER_GRADIENT},
     [ARRAY_COMM_SLOTS] = {"a worker's gradient", LINE_COPIES, SPACE_GROUP, EXTENT_COPY_SLOTS,
-                          TYPE_COPY, PER_WORKER, NULL, false},
+                          TYPE_COPY, .per = PER_WORKER},
     [ARRAY_COMM_SUMS] = {"the sums of a group", LINE_COPIES, SPACE_GROUP, EXTENT_WHOLE, TYPE_COPY,
-                         PER_GROUP, NULL, false},
-    [ARRAY_COMM_MASTER] = {OWNED, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                           NULL, false},
+                         .per = PER_GROUP},
+    [ARRAY_COMM_MASTER] = {OWNED, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32,
+                           .per = PER_WORKER},
     [ARRAY_COMM_AVERAGE] = {"an averaged gradient", LINE_COPIES, SPACE_PINNED, EXTENT_OWNED,
-                            TYPE_FLOAT32, PER_WORKER, NULL, false},
-    [ARRAY_COMM_AHEAD] = {AHEAD, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                          NULL, false},
+                            TYPE_FLOAT32, .per = PER_WORKER},
+    [ARRAY_COMM_AHEAD] = {AHEAD, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32,
+                          .per = PER_WORKER},
 };
 
-int arrays_that_follow(void) {
+int array_following(enum array array) {
     int count = 0;
-    for (int a = 0; a < ARRAYS; a++) count += array_rows[a].follows;
+    for (int a = 0; a < (int)array; a++) count += array_rows[a].follows;
     return count;
+}
+
+int arrays_that_follow(void) {
+    return array_following(ARRAYS);
 }
 
 double array_elements(enum array array, const struct placement *p, const struct array_sizes *s) {

@@ -54,8 +54,9 @@ struct array_row {
 };
 extern const struct array_row array_rows[ARRAYS];
 
-/* The number of arrays that follow their elements to a new owner. */
+/* The number of arrays that follow their elements to a new owner, and the place of one among them. */
 int arrays_that_follow(void);
+int array_following(enum array array);
 
 struct array_sizes {
     double whole, owned, slots, copy_slots, model;     /* elements, by extent */
