@@ -75,7 +75,7 @@ static size_t payload_for(const struct lossynet_settings *settings, size_t room)
 }
 
 static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet_settings *settings,
-                               size_t packet_bytes, bool multicast) {
+                               size_t packet_bytes) {
     comm->resources.threads = omp_get_max_threads();
     comm->averaging.estimator = settings->estimator;
     comm->arrivals.acks.deliver = settings->return_masks || settings->error_feedback;
@@ -120,8 +120,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                      settings->return_masks || settings->error_feedback ||
                          settings->retransmission_rounds[LOSSYNET_GRADIENT],
                      settings->retransmission_rounds[LOSSYNET_PARAMETER] != 0);
-    if (comm->world.ranks > 1)
-        ln_exchange_open(comm, multicast, settings->allocate, settings->release);
+    if (comm->world.ranks > 1) ln_exchange_open(comm, settings->allocate, settings->release);
     if (settings->error_feedback) ln_feedback_open(comm, settings->residuals);
     ln_retransmission_open(comm);
     ln_drift_open(comm, settings->drift_samples);
@@ -147,8 +146,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
     hash = ln_mix(hash ^ ln_loss_fingerprint(&comm->loss));
     hash = ln_mix(hash ^ (uint64_t)comm->averaging.estimator);
     hash = ln_mix(hash ^ (uint64_t)settings->drift_samples);
-    hash = ln_mix(hash ^ (uint64_t)settings->network.multicast ^
-                  (uint64_t)settings->network.encrypt << 1 ^ (uint64_t)settings->lead << 2 ^
+    hash = ln_mix(hash ^ (uint64_t)settings->network.encrypt << 1 ^ (uint64_t)settings->lead << 2 ^
                   (uint64_t)settings->network.skip_late << 3);
     hash =
         ln_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->error_feedback << 1 ^
@@ -225,10 +223,10 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         comm->resources.pool.bytes += ln_secure_memory(comm->world.ranks);
     comm->exchange.reliable = facts.reliable;
     comm->steps.skips = settings->network.skip_late && !facts.reliable;
-    status = prepare(comm, settings, payload_for(settings, facts.payload_most), facts.multicast);
+    status = prepare(comm, settings, payload_for(settings, facts.payload_most));
     status = agree(comm, settings, status, share, context);
     if (status) return status;
-    ln_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+    ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
     return ln_transport_start(comm->transport);
 }
 
@@ -252,7 +250,7 @@ static lossynet_status open_over(const struct lossynet_world *world,
     if (world->ranks > 1)
         status = join(comm, settings, link_open, share, share_context);
     else
-        status = prepare(comm, settings, payload_for(settings, LOSSYNET_PAYLOAD_DEFAULT), false);
+        status = prepare(comm, settings, payload_for(settings, LOSSYNET_PAYLOAD_DEFAULT));
     if (status)
         lossynet_close(comm);
     else
@@ -417,7 +415,7 @@ static size_t memory_needed(const struct lossynet_world *world,
         settings, (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer);
     place(comm, world, settings->workers);
     comm->steps.skips = settings->network.skip_late && world->ranks > 1;
-    if (prepare(comm, settings, packet, settings->network.multicast) == LOSSYNET_OK) {
+    if (prepare(comm, settings, packet) == LOSSYNET_OK) {
         bytes = comm->resources.pool.bytes;
         if (world->ranks > 1) {
             bytes += ln_transport_memory(world->ranks, packet, settings->network.encrypt);

@@ -59,7 +59,6 @@ static const struct entry table[] = {
     {"traffic-class", CLASS, AT(network.dscp), "default"},
     {"peer-timeout", REAL, AT(network.peer_timeout), "0"},
     {"deadline", DEADLINE, AT(network.deadline), "off"},
-    {"multicast", FLAG, AT(network.multicast), "0"},
     {"encrypt", FLAG, AT(network.encrypt), "0"},
     {"key-file", TEXT, AT(network.key_file), ""},
     {"record-loss", TEXT, AT(record_loss), ""},

@@ -135,8 +135,8 @@ static lossynet_status check_group(const struct lossynet_world *world,
                group, local);
         return LOSSYNET_INVALID;
     }
-    if (settings->network.multicast || settings->network.skip_late || settings->return_masks) {
-        ln_log("group %d: expected no multicast, no deadline and no masks", group);
+    if (settings->network.skip_late || settings->return_masks) {
+        ln_log("group %d: expected no deadline and no masks", group);
         return LOSSYNET_INVALID;
     }
     return LOSSYNET_OK;
@@ -240,11 +240,6 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
     if (settings->error_feedback && settings->memory && !settings->residuals) {
         ln_log("error feedback: expected vectors in the host's memory, or residuals where "
                "the vectors are");
-        return LOSSYNET_INVALID;
-    }
-    if (settings->network.multicast && settings->retransmission_rounds[LOSSYNET_PARAMETER]) {
-        ln_log("multicast: expected no repair of parameters, which are sent again to single "
-               "workers; repair N,0 is fine");
         return LOSSYNET_INVALID;
     }
     if (settings->network.key_file && !settings->network.encrypt) {

@@ -450,10 +450,9 @@ static void rank_main(int rank) {
         .link = LOSSYNET_LINK_UDP,
         .network.peer_timeout = PEER_TIMEOUT,
         .return_masks = !run.skips,
-        .retransmission_rounds = {run.skips, 0}, /* by multicast, of gradients alone */
+        .retransmission_rounds = {run.skips, 0},
         .network.skip_late = run.skips,
         .network.deadline = run.skips ? 0.01 : 0,
-        .network.multicast = true,
         .network.encrypt = run.encrypt,
     };
     struct worker_view view = {
@@ -496,7 +495,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t bytes) {
         .seed = input[1],
         .longest_seconds = 60,
         .most_switches = 4000000,
-        .multicast = input[0] & 64,
         .payload_most = 64 + (run.encrypt ? LOSSYNET_SECURE_BYTES : 0),
         .receive_queue = 8 + input[2],
         .latency = 1e-5 * (1 + input[3] % 64),

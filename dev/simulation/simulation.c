@@ -519,16 +519,11 @@ static lossynet_status link_send(struct ln_link *base, int peer, const struct ln
         size_t bytes = WIRE_HEADER_BYTES + batch[i].length;
         if (batch[i].length > base->features.payload_most)
             give_up("send: a payload that is too large");
-        const bool all = peer == LOSSYNET_EVERYONE;
-        for (int r = all ? 0 : peer; r < (all ? sim.settings.ranks : peer + 1); r++) {
-            if (r == link->rank) continue;
-            uint8_t *copy = malloc(bytes);
-            memcpy(copy, batch[i].header, WIRE_HEADER_BYTES);
-            if (batch[i].length)
-                memcpy(copy + WIRE_HEADER_BYTES, batch[i].payload, batch[i].length);
-            sim.settings.carry(link->rank, r, copy, bytes);
-            free(copy);
-        }
+        uint8_t *copy = malloc(bytes);
+        memcpy(copy, batch[i].header, WIRE_HEADER_BYTES);
+        if (batch[i].length) memcpy(copy + WIRE_HEADER_BYTES, batch[i].payload, batch[i].length);
+        sim.settings.carry(link->rank, peer, copy, bytes);
+        free(copy);
     }
     return LOSSYNET_OK;
 }
@@ -599,7 +594,6 @@ lossynet_status simulation_link_open(const struct ln_link_settings *settings,
     link->waits = -1;
     link->link = (struct ln_link){
         .name = "simulated",
-        .features.multicast = sim.settings.multicast && settings->multicast,
         .features.payload_most =
             settings->payload_bytes ? settings->payload_bytes : sim.settings.payload_most,
         .features.receive_queue = sim.settings.receive_queue,

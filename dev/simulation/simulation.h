@@ -50,7 +50,6 @@ struct simulation_settings {
     uint64_t seed;          /* of the schedule */
     double longest_seconds; /* limit of simulated time; beyond it the program aborts */
     uint64_t most_switches; /* limit of switches between fibers; beyond it the program aborts */
-    bool multicast;         /* links support multicast */
     size_t payload_most;    /* largest payload of a datagram, bytes */
     int receive_queue;      /* datagrams that a rank's receive queue holds */
     double latency;         /* seconds, in one direction */

@@ -46,8 +46,6 @@ static void announce_rule(const struct run_info *run) {
     if (o->repair[0] == OPTION_AUTO && strcmp(o->deadline, "off") != 0)
         printf("note: --deadline: --repair auto goes by --loss-rate, since ranks do not measure "
                "the same loss\n");
-    if (o->repair[1] == OPTION_AUTO && o->multicast && o->wire_dtype >= OPTION_WIRE_INT8)
-        printf("note: --multicast: parameters are not sent again (--repair auto)\n");
 }
 
 void run_info_announce(const struct run_info *run) {

@@ -129,7 +129,7 @@ void comm_note_loss(const struct options *o, const struct run_metrics *record,
 int comm_rounds(const struct options *o, lossynet_phase phase) {
     const bool gradient = phase == LOSSYNET_GRADIENT;
     if (o->repair[phase] != OPTION_AUTO) return o->repair[phase];
-    const bool small = o->wire_dtype >= OPTION_WIRE_INT8 && !o->multicast;
+    const bool small = o->wire_dtype >= OPTION_WIRE_INT8;
     return o->algorithm == ALGORITHM_LOSSY && (gradient || small) ? LOSSYNET_ROUNDS_MEASURED : 0;
 }
 
@@ -181,7 +181,6 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.network.peer_timeout = o->peer_timeout;
     s.network.skip_late = deadline_fits(o) && strcmp(o->deadline, "off") != 0;
     parse_deadline(o->deadline, &s.network.deadline);
-    s.network.multicast = o->multicast;
     s.network.encrypt = o->encrypt;
     s.network.key_file = o->key_file;
     lossynet_traffic_class_parse(o->traffic_class, &s.network.dscp);

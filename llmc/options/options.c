@@ -157,7 +157,7 @@ static const struct option_entry table[] = {
     INTEGERS_OR_AUTO(
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
-        "parameters (not with --multicast). One number is for both. auto: as many as the measured "
+        "parameters. One number is for both. auto: as many as the measured "
         "loss asks for, of gradients none at 5% loss, one at 10%, two from 16% on, and of "
         "parameters, with --wire-dtype int8 or int4 only, none at 20%, one at 40%, two at 60%. "
         "Algorithm lossy"),
@@ -222,8 +222,6 @@ static const struct option_entry table[] = {
            "off: wait for all. Algorithm lossy"),
     SWITCH("no-overlap", no_overlap, NEUTRAL | IF_DATAGRAMS,
            "udp, verbs: do not exchange packets while computing"),
-    SWITCH("multicast", multicast, NEUTRAL | IF_DATAGRAMS,
-           "udp, verbs: send parameters once for all ranks, if the network carries multicast"),
     SWITCH("encrypt", encrypt, NEUTRAL | IF_DATAGRAMS,
            "udp, verbs: encrypt and authenticate every datagram"),
     STRING("key-file", key_file, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "FILE",

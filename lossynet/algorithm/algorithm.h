@@ -71,7 +71,6 @@ struct ln_arrivals {
         *survives[2];  /* by (sender, receiver): 1 = injected loss lets it leave; several ranks */
     uint8_t *acked[2]; /* by (sender, receiver): 1 = the sender was told that it arrived, or
                              it is not asked for again; NULL: senders are not told */
-    uint8_t *takes;    /* multicast, PARAMETER: `survives` at the receiver, by (receiver, sender) */
     uint32_t *age;     /* [V][K], in order of packets: steps since parameters arrived */
     size_t *own_start; /* [V]: start of the links on which worker v owns the packets */
     uint64_t *chain;   /* [2][V][N], for loss models "burst" and "outage"; NULL for others */
@@ -203,11 +202,10 @@ struct ln_exchange {
 };
 
 /* Failures are only noted in pool.out_of_memory. allocate: for the inbox; NULL: the library's. */
-void ln_exchange_open(struct lossynet_comm *comm, bool multicast, void *(*allocate)(size_t bytes),
+void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes),
                       void (*release)(void *memory));
 void ln_exchange_close(struct lossynet_comm *comm);
-/* Open the next phase for receiving, and for sending. Nothing leaves before a `ready` call. */
-void ln_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless);
+/* Opens the next phase for sending. Nothing leaves before a `ready` call. */
 void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                       bool lossless);
 /* The first `buckets` buckets of local worker v (0 ... V-1) may leave; or all buckets of all local

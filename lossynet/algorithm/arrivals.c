@@ -376,7 +376,6 @@ void ln_arrivals_close(struct lossynet_comm *comm) {
     free(a->chain);
     free(a->own_start);
     free(a->age);
-    free(a->takes);
     for (int phase = 0; phase < 2; phase++) {
         free(a->acked[phase]);
         free(a->survives[phase]);

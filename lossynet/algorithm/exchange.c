@@ -2,9 +2,8 @@
  * packets to expect, and where to store those that come.
  *
  * Local workers take turns in sending to a rank. Each worker's buckets leave in the phase's order
- * (transport.h). Packets that injected loss drops are not sent; with multicast they are sent, and
- * the receiver drops them. Gradients go into the inbox and set their mask. Parameters go into the
- * vector and become fresh.
+ * (transport.h). Packets that injected loss drops are not sent. Gradients go into the inbox and set
+ * their mask. Parameters go into the vector and become fresh.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -27,23 +26,6 @@ static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase
     }
 }
 
-/* With multicast everything is sent. This decides which parameters local workers may take. */
-static void fill_incoming(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
-#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
-    for (int v = 0; v < comm->workers.local; v++) {
-        for (int sender = 0; sender < comm->workers.count; sender++) {
-            if (ln_is_local(comm, sender)) continue;
-            size_t n;
-            uint8_t *mask = comm->arrivals.takes + ln_rx(comm, phase, v, sender, &n);
-            ln_injected(comm, phase, sender, comm->workers.first + v, n, lossless, mask);
-        }
-    }
-}
-
-static bool is_multicast(const struct lossynet_comm *comm, lossynet_phase phase) {
-    return comm->arrivals.takes && phase == LOSSYNET_PARAMETER;
-}
-
 /* ---- begin ---- */
 
 /* How many packets local workers own. */
@@ -52,17 +34,12 @@ static size_t owned_packets(const struct lossynet_comm *comm) {
     return start[comm->workers.local] - start[0];
 }
 
-void ln_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
-    if (is_multicast(comm, phase)) fill_incoming(comm, phase, lossless);
-    ln_transport_receive_begin(comm->transport, phase);
-}
-
 /* May change the source: before ln_transport_send_begin the transport does not read it. */
 void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                       bool lossless) {
     struct ln_source *source = &comm->exchange.source[phase];
     const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->workers.local;
-    if (!is_multicast(comm, phase)) fill_outgoing(comm, phase, lossless);
+    fill_outgoing(comm, phase, lossless);
     source->vectors = vectors;
     source->ahead = phase == LOSSYNET_PARAMETER ? comm->lead.ahead : NULL;
     memset(source->cursor, 0, ranks * local * sizeof *source->cursor);
@@ -94,14 +71,9 @@ void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase) {
 
 /* ---- what leaves ---- */
 
-/* The cursors [V] for sending to a rank. The cursors for LOSSYNET_EVERYONE are in this rank's own
- * row, which is not needed otherwise. */
-static struct ln_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase, int rank,
-                                 int **next) {
-    const struct ln_source *source = &comm->exchange.source[phase];
-    const int row = rank == LOSSYNET_EVERYONE ? comm->world.rank : rank;
-    if (next) *next = &source->next[row];
-    return source->cursor + (size_t)row * comm->workers.local;
+/* The cursors [V] for sending to a rank. */
+static struct ln_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase, int rank) {
+    return comm->exchange.source[phase].cursor + (size_t)rank * comm->workers.local;
 }
 
 /* Memory for a packet's rounded payload. Parameters in blocks are packed once for all receivers;
@@ -150,26 +122,23 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
     const struct ln_partition *partition = &comm->partition;
     const struct ln_source *source = &comm->exchange.source[phase];
     const struct ln_elsewhere *elsewhere = &comm->exchange.elsewhere[v];
-    const bool group = rank == LOSSYNET_EVERYONE;
     const bool device = phase == LOSSYNET_GRADIENT && elsewhere->vector == source->vectors[v];
     const float *vector = device ? elsewhere->there : source->vectors[v];
     const int ready = __atomic_load_n(&source->ready[v], __ATOMIC_ACQUIRE);
-    const int receivers = group ? 1 : comm->workers.local, sender = comm->workers.first + v;
+    const int sender = comm->workers.first + v;
     for (; at->bucket < ready; at->bucket++, at->receiver = 0) {
         const int bucket = ln_transport_bucket(phase, partition->buckets, at->bucket);
-        for (; at->receiver < receivers; at->receiver++, at->packet = 0) {
-            const int receiver =
-                group ? LOSSYNET_EVERYONE : rank * comm->workers.local + at->receiver;
+        for (; at->receiver < comm->workers.local; at->receiver++, at->packet = 0) {
+            const int receiver = rank * comm->workers.local + at->receiver;
             const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
-            if (!group && !ln_is_link(comm, phase, sender, receiver)) continue;
+            if (!ln_is_link(comm, phase, sender, receiver)) continue;
             size_t packets = ln_shard_packets(partition, bucket, owner), all;
-            const size_t first = group ? 0
-                                       : ln_tx(comm, phase, v, receiver, &all) +
-                                             ln_packets_before(partition, bucket, owner);
-            const uint8_t *survives = group ? NULL : comm->arrivals.survives[phase] + first;
+            const size_t first =
+                ln_tx(comm, phase, v, receiver, &all) + ln_packets_before(partition, bucket, owner);
+            const uint8_t *survives = comm->arrivals.survives[phase] + first;
             const bool counts = phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on;
             for (; at->packet < packets; at->packet++) {
-                if (survives && !survives[at->packet]) continue;
+                if (!survives[at->packet]) continue;
                 if (n == most) return n;
                 size_t offset, count;
                 ln_packet_span(partition, bucket, owner, at->packet, &offset, &count);
@@ -196,8 +165,8 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
 static int next(void *context, lossynet_phase phase, int rank, struct ln_span *spans, int most,
                 bool *complete) {
     const struct lossynet_comm *comm = context;
-    int n = 0, finished = 0, *next;
-    struct ln_cursor *cursor = cursors(comm, phase, rank, &next);
+    int n = 0, finished = 0, *next = &comm->exchange.source[phase].next[rank];
+    struct ln_cursor *cursor = cursors(comm, phase, rank);
     for (int i = 0; i < comm->workers.local; i++) {
         const int v = (*next + i) % comm->workers.local;
         if (n < most) n = next_of_worker(comm, phase, rank, v, &cursor[v], spans, n, most);
@@ -210,7 +179,7 @@ static int next(void *context, lossynet_phase phase, int rank, struct ln_span *s
 
 static bool ready(void *context, lossynet_phase phase, int rank) {
     const struct lossynet_comm *comm = context;
-    const struct ln_cursor *cursor = cursors(comm, phase, rank, NULL);
+    const struct ln_cursor *cursor = cursors(comm, phase, rank);
     for (int v = 0; v < comm->workers.local; v++)
         if (cursor[v].bucket <
             __atomic_load_n(&comm->exchange.source[phase].ready[v], __ATOMIC_ACQUIRE))
@@ -224,7 +193,6 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     const struct lossynet_comm *comm = context;
     const struct ln_partition *partition = &comm->partition;
     size_t packets = 0;
-    if (is_multicast(comm, phase)) return (uint32_t)ln_shard_packets(partition, bucket, sender);
     for (int v = 0; v < comm->workers.local; v++)
         if (ln_is_link(comm, phase, sender, comm->workers.first + v))
             packets += ln_shard_packets(
@@ -238,8 +206,7 @@ static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
     size_t offset, count;
     if (packet->number >= ln_shard_packets(&comm->partition, packet->bucket, owner) ||
-        (packet->receiver != LOSSYNET_EVERYONE &&
-         !ln_is_link(comm, phase, packet->sender, packet->receiver)))
+        !ln_is_link(comm, phase, packet->sender, packet->receiver))
         return 0;
     ln_packet_span(&comm->partition, packet->bucket, owner, packet->number, &offset, &count);
     return count;
@@ -283,20 +250,6 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
     return true;
 }
 
-/* Stores a multicast packet at every local worker for which injected loss lets it through. */
-static bool take_multicast(const struct lossynet_comm *comm, lossynet_phase phase,
-                           const struct ln_packet *packet, size_t k, const uint8_t *payload,
-                           size_t count) {
-    int wanted = 0, taken = 0;
-    for (int v = 0; v < comm->workers.local; v++) {
-        size_t n;
-        if (!comm->arrivals.takes[ln_rx(comm, phase, v, packet->sender, &n) + k]) continue;
-        wanted++;
-        taken += take(comm, phase, packet, v, k, payload, count);
-    }
-    return taken > 0 || wanted == 0;
-}
-
 static enum ln_delivery deliver(void *context, lossynet_phase phase, const struct ln_packet *packet,
                                 const uint8_t *payload, size_t length) {
     const struct lossynet_comm *comm = context;
@@ -307,11 +260,9 @@ static enum ln_delivery deliver(void *context, lossynet_phase phase, const struc
         return LOSSYNET_NOT_FINITE;
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
     const size_t k = ln_packets_before(&comm->partition, packet->bucket, owner) + packet->number;
-    const bool fresh =
-        packet->receiver == LOSSYNET_EVERYONE
-            ? take_multicast(comm, phase, packet, k, payload, count)
-            : take(comm, phase, packet, packet->receiver - comm->workers.first, k, payload, count);
-    return fresh ? LOSSYNET_TAKEN : LOSSYNET_CAME_BEFORE;
+    return take(comm, phase, packet, packet->receiver - comm->workers.first, k, payload, count)
+               ? LOSSYNET_TAKEN
+               : LOSSYNET_CAME_BEFORE;
 }
 
 static const uint8_t *acknowledge(void *context, int rank, bool make, size_t *bytes) {
@@ -334,7 +285,7 @@ static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t byte
         ln_pool_take_from(&comm->resources.pool, elements, ln_element_bytes(comm), allocate);
 }
 
-void ln_exchange_open(struct lossynet_comm *comm, bool multicast, void *(*allocate)(size_t bytes),
+void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes),
                       void (*release)(void *memory)) {
     const struct ln_partition *partition = &comm->partition;
     const size_t local = (size_t)comm->workers.local, ranks = (size_t)comm->world.ranks;
@@ -349,12 +300,11 @@ void ln_exchange_open(struct lossynet_comm *comm, bool multicast, void *(*alloca
     comm->exchange.release = release;
     open_inbox(comm, allocate);
     COMM_TAKE(comm, comm->exchange.elsewhere, local);
-    if (multicast) COMM_TAKE(comm, comm->arrivals.takes, ln_links(comm, false));
     comm->exchange.packet_bytes =
         ln_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
     if (ln_has_bf16(partition))
         COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
-    if (ln_has_blocks(partition) && !multicast && ln_remote_groups(comm) > 1) {
+    if (ln_has_blocks(partition) && ln_remote_groups(comm) > 1) {
         COMM_TAKE(comm, comm->exchange.kept, owned_packets(comm) * comm->exchange.packet_bytes);
         COMM_TAKE(comm, comm->exchange.is_kept, owned_packets(comm));
     }

@@ -370,7 +370,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
         if (status) break;
         fill_masks(comm, false);
         if (!comm->transport) continue;
-        ln_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+        ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
         ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, false);
         ln_exchange_ready_all(comm, LOSSYNET_GRADIENT);
         status = ln_transport_end(comm->transport, LOSSYNET_GRADIENT);
@@ -431,6 +431,6 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     if (!status) status = tell_senders(comm, vectors);
     if (status || !comm->transport) return status;
     ln_arrivals_clear(comm, LOSSYNET_GRADIENT);
-    ln_exchange_receive(comm, LOSSYNET_GRADIENT, lossless);
+    ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
     return LOSSYNET_OK;
 }

@@ -140,7 +140,7 @@ static void copy_local(const struct lossynet_comm *comm, float *const *vectors, 
 static void send(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     if (comm->transport) {
         ln_exchange_send(comm, LOSSYNET_PARAMETER, vectors, lossless);
-        ln_exchange_receive(comm, LOSSYNET_PARAMETER, lossless);
+        ln_transport_receive_begin(comm->transport, LOSSYNET_PARAMETER);
         ln_exchange_ready_all(comm, LOSSYNET_PARAMETER);
     }
     copy_local(comm, vectors, lossless);

@@ -67,7 +67,7 @@ static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
     ln_transport_jump(comm->transport, (uint32_t)steps);
     ln_arrivals_clear(comm, LOSSYNET_GRADIENT);
     grow_older(comm, steps);
-    ln_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+    ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
     return LOSSYNET_OK;
 }
 

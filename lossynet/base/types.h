@@ -72,8 +72,7 @@ struct lossynet_network {
      * return_masks. */
     bool skip_late;
     double deadline;
-    bool multicast; /* parameters are sent once for all ranks, if the network supports multicast */
-    bool encrypt;   /* datagrams are encrypted and authenticated (crypto.h) */
+    bool encrypt; /* datagrams are encrypted and authenticated (crypto.h) */
     /* With encrypt: a file with a secret that all ranks share, 16 to 4,096 bytes. NULL: the channel
      * over which ranks meet is trusted. */
     const char *key_file;

@@ -63,29 +63,27 @@
  *             are sent again and the owner cannot know it (algorithm/unconfirmed.c), else 0.
  *   run       the low half of a random number that is the same on all ranks of a run. It tells runs
  *             apart that share a network.
- *   sender, receiver   DATA: workers. Receiver EVERYONE means all workers of other ranks, by
- *             multicast. Other types: ranks.
+ *   sender, receiver   DATA: workers. Other types: ranks.
  *   bucket, packet     share one number. DATA: bucket * 2^20 + packet. The packet is counted within
  *             the shard of (bucket, owner). The owner is the receiver in a GRADIENT phase and the
  *             sender in a PARAMETER phase. Other types: packet has all 32 bits, without a bucket.
- *   sequence  DATA: counts the DATA from rank to rank since the start, and wraps around. DATA to
- *             EVERYONE have a count of their own. MESSAGE: the sender's clock in microseconds. ACK:
- *             the sequence of the MESSAGE that it answers, or 0.
+ *   sequence  DATA: counts the DATA from rank to rank since the start, and wraps around. MESSAGE:
+ *             the sender's clock in microseconds. ACK: the sequence of the MESSAGE that it answers,
+ *             or 0.
  *   checksum  CRC32C (RFC 3720, appendix B.4) of the header, with 0 in this field, and the payload.
  *             With e = 2 it covers only the header: this is used only over links whose hardware
  *             checks payloads from end to end.
  *
- * The state of a rank towards another rank is eleven numbers of 4 bytes:
+ * The state of a rank towards another rank is nine numbers of 4 bytes:
  *    0  open[GRADIENT], open[PARAMETER]: phases that the rank has opened. It takes DATA of the last
  *       of them, whose index is open - 1, unless that phase is over
  *    8  finished[GRADIENT], finished[PARAMETER]: phases that the rank has sent completely, or given
  *       up. Packets of them that have not come, and are not on their way, are lost
  *   16  MESSAGE rounds of kind 2 that are complete here
- *   20  credit: all DATA with sequences before this were received or given up; 24: to EVERYONE
- *   28  DATA sent to EVERYONE so far; if this state may overtake DATA, only acknowledged ones
- *   32  DATA that have arrived, to this rank and to EVERYONE
- *   36  MESSAGE rounds of kind 3 that are complete here
- *   40  MESSAGE rounds of kind 2 that have begun here
+ *   20  credit: all DATA with sequences before this were received or given up
+ *   24  DATA that have arrived
+ *   28  MESSAGE rounds of kind 3 that are complete here
+ *   32  MESSAGE rounds of kind 2 that have begun here
  */
 #ifndef LOSSYNET_WIRE_H
 #define LOSSYNET_WIRE_H
@@ -95,11 +93,10 @@
 
 enum {
     WIRE_MAGIC = 0x4e4c, /* 'L' 'N' */
-    WIRE_VERSION = 8,
+    WIRE_VERSION = 9,
     WIRE_HEADER_BYTES = 28,
-    WIRE_STATE_BYTES = 44,
+    WIRE_STATE_BYTES = 36,
     WIRE_WORKERS = 65534, /* most workers */
-    WIRE_EVERYONE = 65535,
     WIRE_PACKET_BITS = 20,
     WIRE_PACKETS = 1 << WIRE_PACKET_BITS, /* most packets of a shard */
     WIRE_BUCKETS = 1 << 12,               /* most buckets */

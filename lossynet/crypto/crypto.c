@@ -13,7 +13,6 @@
 #include <openssl/evp.h>
 #include <openssl/kdf.h>
 #include <openssl/params.h>
-#include <openssl/rand.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,12 +39,11 @@ struct target {
 
 struct pair { /* this rank and another */
     struct target to;
-    struct origin from, everyone; /* what the other sealed for this rank, and for everyone */
+    struct origin from; /* what the other sealed for this rank */
 };
 
 struct ln_secure {
     int ranks;
-    struct target everyone;
     struct pair with[]; /* [ranks] */
 };
 
@@ -137,18 +135,14 @@ static bool cipher_unseal(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_
 
 /* ---- the exchange of keys ---- */
 
-enum { SEALED_BYTES = KEY_BYTES + TAG_BYTES };
-enum { EVERYONE = UINT16_MAX }; /* stands for a rank in the info of multicast keys */
-
 struct exchange {
     const struct lossynet_world *world;
     EVP_PKEY *pair;
     uint8_t salt[KEY_BYTES];    /* see make_salt */
-    uint8_t group[KEY_BYTES];   /* the group's secret, from which multicast keys are derived */
     uint8_t *context, *publics; /* one piece: 8 bytes run, 8 bytes ranks; then [ranks][KEY_BYTES] */
-    uint8_t *sealed;      /* [ranks, from][SEALED_BYTES]: the group's secret for another rank */
-    uint8_t *verdicts;    /* [ranks]: 1 = the rank holds every key */
-    struct ln_key shared; /* contents of the key file */
+    uint8_t *confirmed;         /* [ranks][KEY_BYTES]: see confirm */
+    uint8_t *verdicts;          /* [ranks]: 1 = the rank holds every key */
+    struct ln_key shared;       /* contents of the key file */
     bool logged;
 };
 
@@ -175,23 +169,6 @@ static bool pair_key(struct exchange *x, const char *purpose, int from, int to, 
     return ok;
 }
 
-/* Seals the group's secret for rank `to`, or opens what rank `from` has sealed. Each key is used
- * once, so its counter is always 0. */
-static bool hand_over(struct exchange *x, int from, int to) {
-    uint8_t key[KEY_BYTES], *at = x->sealed + (size_t)from * SEALED_BYTES;
-    const bool gives = from == x->world->rank;
-    EVP_CIPHER_CTX *cipher = NULL;
-    bool ok = pair_key(x, "lossynet 4 group", from, to, key) && (cipher = cipher_open(key, gives));
-    if (ok && gives)
-        ok = cipher_seal(cipher, 0, x->salt, KEY_BYTES, x->group, KEY_BYTES, at, at + KEY_BYTES);
-    else if (ok)
-        ok = cipher_unseal(cipher, 0, x->salt, KEY_BYTES, at, KEY_BYTES, at + KEY_BYTES);
-    if (ok && !gives) memcpy(x->group, at, KEY_BYTES);
-    EVP_CIPHER_CTX_free(cipher);
-    OPENSSL_cleanse(key, sizeof key);
-    return ok;
-}
-
 /* Makes the salt: the SHA-256 of run id, number of ranks and public keys. With a key file the salt
  * also depends on its contents, so that nobody without them can compute a key. */
 static bool make_salt(struct exchange *x) {
@@ -213,8 +190,7 @@ static bool read_shared(struct exchange *x, const char *path) {
 }
 
 static bool draw_keys(struct exchange *x) {
-    return (key_pair(&x->pair, x->publics + (size_t)x->world->rank * KEY_BYTES) &&
-            RAND_priv_bytes(x->group, KEY_BYTES) == 1) ||
+    return key_pair(&x->pair, x->publics + (size_t)x->world->rank * KEY_BYTES) ||
            failed(x, "draw keys");
 }
 
@@ -226,56 +202,40 @@ static bool make_pairs(struct exchange *x, struct ln_secure *secure) {
     for (int r = 0; ok && r < x->world->ranks; r++) {
         struct pair *with = &secure->with[r];
         if (r == rank) continue;
-        ok = pair_key(x, "lossynet 4 datagrams", rank, r, key) &&
+        ok = pair_key(x, "lossynet 5 datagrams", rank, r, key) &&
              (with->to.seal = cipher_open(key, true)) &&
-             pair_key(x, "lossynet 4 datagrams", r, rank, key) &&
+             pair_key(x, "lossynet 5 datagrams", r, rank, key) &&
              (with->from.open = cipher_open(key, false));
     }
     OPENSSL_cleanse(key, sizeof key);
     return ok || failed(x, "make keys");
 }
 
+/* What a rank says of the exchange. Whoever has seen other public keys, another run or another key
+ * file has another salt, and cannot say it. */
+static bool confirm(struct exchange *x, int rank, uint8_t *said) {
+    return derive(x->salt, x->salt, "lossynet 5 confirms", rank, rank, said) ||
+           failed(x, "make keys");
+}
+
 static bool refuse(struct exchange *x, int from) {
     if (!x->logged)
-        ln_log("encryption: rank %d cannot open what rank %d sealed for it: expected an "
-               "exchange of keys that nothing changes on its way, one run id, and one key "
-               "file",
+        ln_log("encryption: the keys of ranks %d and %d do not fit: expected an exchange of keys "
+               "that nothing changes on its way, one run id, and one key file",
                x->world->rank, from);
     x->logged = true;
     ERR_clear_error();
     return false;
 }
 
-/* Gives rank 0's secret to all ranks. In each round every rank that knows the secret seals it for
- * one rank that does not, so after log2(ranks) rounds all know it. A rank cannot open it if it has
- * seen another exchange of keys or has another key file. */
-static lossynet_status share_group(struct exchange *x, bool *ok, lossynet_share share,
-                                   void *context) {
-    const int rank = x->world->rank, ranks = x->world->ranks;
-    for (int known = 1; known < ranks; known *= 2) {
-        const bool gives = rank < known && rank + known < ranks;
-        const bool takes = rank >= known && rank < 2 * known;
-        if (*ok && gives) *ok = hand_over(x, rank, rank + known) || failed(x, "seal keys");
-        lossynet_status status = share(context, x->world, x->sealed, SEALED_BYTES);
-        if (status) return status;
-        if (*ok && takes) *ok = hand_over(x, rank - known, rank) || refuse(x, rank - known);
-    }
-    return LOSSYNET_OK;
-}
-
-/* Makes one key per rank, for what this rank sends to everyone. */
-static bool make_everyone(struct exchange *x, struct ln_secure *secure) {
-    uint8_t key[KEY_BYTES];
+static bool is_confirmed(struct exchange *x) {
+    uint8_t right[KEY_BYTES];
     bool ok = true;
-    for (int r = 0; ok && r < x->world->ranks; r++) {
-        const bool own = r == x->world->rank;
-        ok = derive(x->group, x->salt, "lossynet 4 datagrams", r, EVERYONE, key);
-        EVP_CIPHER_CTX *cipher = ok ? cipher_open(key, own) : NULL;
-        *(own ? &secure->everyone.seal : &secure->with[r].everyone.open) = cipher;
-        ok = cipher != NULL;
-    }
-    OPENSSL_cleanse(key, sizeof key);
-    return ok || failed(x, "make keys");
+    for (int r = 0; r < x->world->ranks && ok; r++)
+        ok = confirm(x, r, right) &&
+             (!CRYPTO_memcmp(right, x->confirmed + (size_t)r * KEY_BYTES, KEY_BYTES) ||
+              refuse(x, r));
+    return ok;
 }
 
 /* Exchanges keys. A rank that fails goes on calling `share`, so that no other rank waits for it,
@@ -287,11 +247,11 @@ static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
     bool ok = read_shared(x, key_file) && draw_keys(x);
     lossynet_status status = share(context, x->world, x->publics, KEY_BYTES);
     if (status) return status;
-    ok = ok && make_pairs(x, secure);
-    status = share_group(x, &ok, share, context);
+    const int rank = x->world->rank;
+    ok = ok && make_pairs(x, secure) && confirm(x, rank, x->confirmed + (size_t)rank * KEY_BYTES);
+    status = share(context, x->world, x->confirmed, KEY_BYTES);
     if (status) return status;
-    ok = ok && make_everyone(x, secure);
-    x->verdicts[x->world->rank] = ok;
+    x->verdicts[rank] = ok && is_confirmed(x);
     status = share(context, x->world, x->verdicts, 1);
     if (status) return status;
     for (size_t r = 0; r < ranks; r++) {
@@ -308,7 +268,7 @@ lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
                                const char *key_file, lossynet_share share, void *share_context,
                                struct ln_secure **out) {
     size_t ranks = (size_t)world->ranks;
-    size_t bytes = CONTEXT_BYTES + ranks * (KEY_BYTES + SEALED_BYTES + 1);
+    size_t bytes = CONTEXT_BYTES + ranks * (2 * KEY_BYTES + 1);
     struct exchange x = {.world = world, .context = ln_memory_take(bytes, 1)};
     struct ln_secure *secure = ln_memory_take(sizeof *secure + ranks * sizeof *secure->with, 1);
     lossynet_status status = LOSSYNET_NO_MEMORY;
@@ -320,8 +280,8 @@ lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
     wire_put(x.context, run, 8);
     wire_put(x.context + 8, ranks, 8);
     x.publics = x.context + CONTEXT_BYTES;
-    x.sealed = x.publics + ranks * KEY_BYTES;
-    x.verdicts = x.sealed + ranks * SEALED_BYTES;
+    x.confirmed = x.publics + ranks * KEY_BYTES;
+    x.verdicts = x.confirmed + ranks * KEY_BYTES;
     secure->ranks = world->ranks;
     status = exchange_keys(&x, key_file, secure, share, share_context);
     EVP_PKEY_free(x.pair);
@@ -339,11 +299,9 @@ free_both:
 
 void ln_secure_close(struct ln_secure *secure) {
     if (!secure) return;
-    EVP_CIPHER_CTX_free(secure->everyone.seal); /* wipes the key; NULL is fine */
-    for (int r = 0; r < secure->ranks; r++) {
+    for (int r = 0; r < secure->ranks; r++) { /* wipes the keys; NULL is fine */
         EVP_CIPHER_CTX_free(secure->with[r].to.seal);
         EVP_CIPHER_CTX_free(secure->with[r].from.open);
-        EVP_CIPHER_CTX_free(secure->with[r].everyone.open);
     }
     free(secure);
 }
@@ -381,7 +339,7 @@ bool ln_key_proof_of(const struct ln_key *key, const void *message, size_t bytes
  * 2^-27. */
 void ln_secure_seal(struct ln_secure *secure, int to, const uint8_t *header, const void *payload,
                     size_t length, uint8_t *out) {
-    struct target *target = to < 0 ? &secure->everyone : &secure->with[to].to;
+    struct target *target = &secure->with[to].to;
     uint64_t counter = target->counter++;
     uint8_t *trailer = out + length;
     wire_put(trailer, counter, COUNTER_BYTES);
@@ -407,11 +365,10 @@ static void note(struct origin *from, uint64_t counter) {
     from->came[counter % WINDOW / 64] |= (uint64_t)1 << counter % 64;
 }
 
-ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender, bool everyone,
+ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender,
                                           const uint8_t *header, uint8_t *payload, size_t length) {
     if (sender < 0 || sender >= secure->ranks) return LOSSYNET_SECURE_FORGED;
-    struct pair *with = &secure->with[sender];
-    struct origin *from = everyone ? &with->everyone : &with->from;
+    struct origin *from = &secure->with[sender].from;
     if (!from->open) return LOSSYNET_SECURE_FORGED;
     if (length < LOSSYNET_SECURE_BYTES || length > INT32_MAX) return LOSSYNET_SECURE_FORGED;
     length -= LOSSYNET_SECURE_BYTES;
@@ -431,7 +388,7 @@ bool ln_secure_available(void) {
 
 /* Measured with OpenSSL 3.0: an AES-256-GCM context is 1,200 bytes in three allocations. */
 size_t ln_secure_memory(int ranks) {
-    return sizeof(struct ln_secure) + (size_t)ranks * (sizeof(struct pair) + 3 * 1200);
+    return sizeof(struct ln_secure) + (size_t)ranks * (sizeof(struct pair) + 2 * 1200);
 }
 
 #else
@@ -472,9 +429,9 @@ void ln_secure_seal(struct ln_secure *secure, int to, const uint8_t *header, con
     (void)secure, (void)to, (void)header, (void)payload, (void)length, (void)out;
 }
 
-ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender, bool everyone,
+ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender,
                                           const uint8_t *header, uint8_t *payload, size_t length) {
-    (void)secure, (void)sender, (void)everyone, (void)header, (void)payload, (void)length;
+    (void)secure, (void)sender, (void)header, (void)payload, (void)length;
     return LOSSYNET_SECURE_FORGED;
 }
 

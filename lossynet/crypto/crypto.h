@@ -11,9 +11,8 @@
  * Keys. Each rank draws an X25519 key pair (RFC 7748) and sends the public key to all ranks. Each
  * direction between two ranks has its own key, which only these two ranks can compute. It is
  * HKDF-SHA256 (RFC 5869) of their X25519 secret, with both ranks in the info; the salt is the
- * SHA-256 of the run id and all public keys. Multicast datagrams have keys that are derived in the
- * same way from a group secret. Rank 0 draws this secret, and ranks pass it on, sealed, in
- * log2(ranks) rounds of `share`. A rank can open it only if it has seen the same exchange of keys.
+ * SHA-256 of the run id and all public keys. Each rank then says what can be derived from the salt
+ * alone, for its number, so that all know that they have seen the same exchange of keys.
  * The counter of each key increases by one with every datagram, so no nonce is used twice. Keys
  * exist in memory only, for one run. Each rank holds O(ranks) of them.
  *
@@ -25,8 +24,7 @@
  * of the datagrams, payloads are secret, and datagrams that were changed, forged, or sent in
  * another run are refused. Headers, sizes and times are not hidden. Dropping is not prevented. A
  * datagram is accepted once, and only if it is among the last 4,096 of its key. A rank can neither
- * read nor forge what two other ranks send each other, but it can forge multicast datagrams of
- * another rank.
+ * read nor forge what two other ranks send each other.
  *
  * Why OpenSSL's libcrypto: it seals and opens a packet of 1,400 bytes 1.5 to 1.7 times as fast as
  * libsodium (dev/bench/network/bench_secure.c has the figures). It has AES-GCM on every
@@ -61,7 +59,7 @@ bool ln_key_read(const char *path, int rank, struct ln_key *key);
 bool ln_key_proof_of(const struct ln_key *key, const void *message, size_t bytes,
                      uint8_t proof[LOSSYNET_PROOF_BYTES]);
 
-/* Exchanges keys. Collective: calls `share` 2 + log2(ranks) times, rounded up. run: the same on all
+/* Exchanges keys. Collective: calls `share` three times. run: the same on all
  * ranks. If it fails on one rank it fails on all, unless there is no memory or `share` fails. Each
  * rank logs one line.
  *   LOSSYNET_INVALID   the program was built without OpenSSL
@@ -76,7 +74,7 @@ lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
 void ln_secure_close(struct ln_secure *secure);
 
 /* Encrypts `length` bytes of payload into out[length + LOSSYNET_SECURE_BYTES]; the two must not
- * overlap. to: another rank, or below 0 for everyone. header[WIRE_HEADER_BYTES] must be final; its
+ * overlap. to: another rank. header[WIRE_HEADER_BYTES] must be final; its
  * length includes the trailer and its checksum is 0. If OpenSSL fails, `out` becomes a datagram
  * that every receiver refuses. One thread at a time; no allocation. */
 void ln_secure_seal(struct ln_secure *secure, int to, const uint8_t *header, const void *payload,
@@ -88,10 +86,10 @@ typedef enum {
     LOSSYNET_SECURE_OPENED,
 } ln_secure_verdict;
 
-/* Checks and decrypts in place a datagram that rank `sender` sealed for this rank, or with
- * `everyone` for all ranks. `length` includes the trailer. Use the payload only if the verdict is
+/* Checks and decrypts in place a datagram that rank `sender` sealed for this rank. `length` includes
+ * the trailer. Use the payload only if the verdict is
  * LOSSYNET_SECURE_OPENED. sender may be any number. One thread at a time; no allocation. */
-ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender, bool everyone,
+ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender,
                                           const uint8_t *header, uint8_t *payload, size_t length);
 
 /* Bytes of memory that an open struct ln_secure holds, OpenSSL contexts included. */

@@ -18,10 +18,7 @@
 #include "lossynet/base/base.h"
 #include "lossynet/base/wire.h"
 
-enum {
-    LOSSYNET_BATCH = 64,    /* datagrams sent or received at once */
-    LOSSYNET_EVERYONE = -1, /* a peer that means all other ranks, by multicast */
-};
+enum { LOSSYNET_BATCH = 64 }; /* datagrams sent or received at once */
 
 struct ln_datagram { /* to send */
     uint8_t header[WIRE_HEADER_BYTES];
@@ -39,7 +36,6 @@ struct ln_arrival { /* a received datagram, header and payload in one piece */
 
 struct ln_link_features {
     bool reliable;       /* loses and repeats nothing, keeps the order between two ranks (MPI) */
-    bool multicast;      /* all ranks can send to LOSSYNET_EVERYONE */
     bool checks_payload; /* hardware drops datagrams whose payload was damaged */
     size_t payload_most; /* most bytes of payload in a datagram between any two ranks, the same on
                             all ranks, a multiple of 4 */
@@ -94,12 +90,11 @@ struct ln_link_settings {
     struct lossynet_world world;
     lossynet_share share;
     void *share_context;
-    uint64_t run;          /* random, the same on all ranks; chooses the group address */
+    uint64_t run;          /* random, the same on all ranks */
     size_t payload_bytes;  /* largest payload that will be sent. 0: the most that fits, up to
                               LOSSYNET_PAYLOAD_DEFAULT. If it does not fit, open fails. */
     const char *interface; /* as in lossynet_settings; may be NULL */
     int dscp;              /* traffic class of bulk datagrams; others have 0 */
-    bool multicast;        /* try multicast; if it fails, rank 0 logs one line and it stays off */
 };
 
 enum {

@@ -1,9 +1,7 @@
-/* udp.c — the link over UDP, IPv4 or IPv6: one socket per rank, and one more for multicast.
+/* udp.c — the link over UDP, IPv4 or IPv6: one socket per rank.
  *
  * Ranks tell each other their addresses at the start. Datagrams from other addresses are from
- * strangers. With multicast, datagrams for all ranks are sent once, to a group address that is
- * derived from the run id; a round of test datagrams at the start shows whether the network carries
- * them. Between hosts, other rounds show how large a datagram may be.
+ * strangers. Between hosts, rounds of test datagrams at the start show how large a datagram may be.
  */
 #include "lossynet/link/peer_table.h"
 #include "lossynet/link/udp_socket.h"
@@ -17,7 +15,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-static const double TEST_SECONDS = 1.0; /* longest test of multicast, or of one size */
+static const double TEST_SECONDS = 1.0; /* longest test of one size */
 static const double TEST_PAUSE = 0.02;
 /* If SURE small datagrams of a peer came, and none of full size, then that size does not pass. */
 enum { SURE = 20, FAREWELLS = 3 };
@@ -25,9 +23,8 @@ enum { SURE = 20, FAREWELLS = 3 };
 struct link_udp {
     struct ln_link link; /* first: a link is its address */
     struct lossynet_world world;
-    struct udp_socket socket, multicast;
+    struct udp_socket socket;
     struct udp_address *address; /* [ranks] */
-    struct udp_address multicast_address;
     struct peer_table table;
     uint32_t run;
     int event;
@@ -56,30 +53,21 @@ static int find_peer(const struct link_udp *u, const struct udp_address *a) {
 static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
                                  int count) {
     struct link_udp *u = (struct link_udp *)link;
-    return udp_send(&u->socket,
-                    peer == LOSSYNET_EVERYONE ? &u->multicast_address : &u->address[peer], batch,
-                    count);
+    return udp_send(&u->socket, &u->address[peer], batch, count);
 }
 
-/* Adds the datagrams that have come to a socket to `arrivals`. It does not ask the kernel again
- * after it has added some, since their memory would be reused. */
-static int take(struct link_udp *u, struct udp_socket *s, struct ln_arrival *arrivals, int n) {
+/* It does not ask the kernel again after some have come, since their memory would be reused. */
+static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
+    struct link_udp *u = (struct link_udp *)link;
     uint8_t *bytes;
     size_t count;
     struct udp_address *from;
-    for (int before = n; n < LOSSYNET_BATCH && (n == before || !udp_empty(s));) {
-        if (!udp_receive(s, &bytes, &count, &from)) break;
-        int peer = find_peer(u, from);
-        if (peer == u->world.rank) continue; /* our own multicast */
-        arrivals[n++] = (struct ln_arrival){.bytes = bytes, .count = count, .peer = peer};
-    }
+    int n = 0;
+    while (n < LOSSYNET_BATCH && (n == 0 || !udp_empty(&u->socket)) &&
+           udp_receive(&u->socket, &bytes, &count, &from))
+        arrivals[n++] =
+            (struct ln_arrival){.bytes = bytes, .count = count, .peer = find_peer(u, from)};
     return n;
-}
-
-static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
-    struct link_udp *u = (struct link_udp *)link;
-    int n = take(u, &u->socket, arrivals, 0);
-    return link->features.multicast ? take(u, &u->multicast, arrivals, n) : n;
 }
 
 static int link_refused(struct ln_link *link) {
@@ -94,12 +82,10 @@ static int link_refused(struct ln_link *link) {
 
 static void link_wait(struct ln_link *link, double seconds) {
     struct link_udp *u = (struct link_udp *)link;
-    struct pollfd poll[3] = {{.fd = u->event, .events = POLLIN},
-                             {.fd = u->socket.fd, .events = POLLIN},
-                             {.fd = u->multicast.fd, .events = POLLIN}};
+    struct pollfd poll[2] = {{.fd = u->event, .events = POLLIN},
+                             {.fd = u->socket.fd, .events = POLLIN}};
     struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
-    if (!udp_empty(&u->socket) || (link->features.multicast && !udp_empty(&u->multicast))) return;
-    if (ppoll(poll, link->features.multicast ? 3 : 2, &t, NULL) <= 0) return;
+    if (!udp_empty(&u->socket) || ppoll(poll, 2, &t, NULL) <= 0) return;
     u->socket.errors |= (poll[1].revents & POLLERR) != 0;
     if (poll[0].revents) {
         uint64_t count;
@@ -116,101 +102,16 @@ static void link_wake(struct ln_link *link) {
 }
 
 static uint64_t link_overruns(struct ln_link *link) {
-    struct link_udp *u = (struct link_udp *)link;
-    return udp_overruns(&u->socket) + (link->features.multicast ? udp_overruns(&u->multicast) : 0);
+    return udp_overruns(&((struct link_udp *)link)->socket);
 }
 
 static void link_close(struct ln_link *link) {
     struct link_udp *u = (struct link_udp *)link;
     if (u->event >= 0) close(u->event);
-    udp_socket_close(&u->multicast);
     udp_socket_close(&u->socket);
     peer_table_close(&u->table);
     free(u->address);
     free(u);
-}
-
-/* ---- multicast ---- */
-
-/* Returns the group address of a run. 239.192.0.0/14 is for an organisation's own use (RFC 2365),
- * and ff15::/16 for that of a site (RFC 4291). */
-static struct udp_address multicast_address_of(uint64_t run, int family) {
-    struct udp_address a;
-    memset(&a, 0, sizeof a);
-    in_port_t port = htons((uint16_t)(32768 + run % 28000));
-    if (family == AF_INET) {
-        a.v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = port};
-        a.v4.sin_addr.s_addr = htonl(0xefc00000u | (uint32_t)(run >> 32 & 0x3ffff));
-    } else {
-        a.v6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = port};
-        a.v6.sin6_addr.s6_addr[0] = 0xff;
-        a.v6.sin6_addr.s6_addr[1] = 0x15;
-        for (int i = 0; i < 8; i++) a.v6.sin6_addr.s6_addr[8 + i] = (uint8_t)(run >> 8 * i);
-    }
-    return a;
-}
-
-/* Sends tests to the group until the tests of all other ranks have come, or until TEST_SECONDS have
- * passed. `heard` has a zero for each rank, and then a one for each that came. Returns whether all
- * came. */
-static bool hear_everyone(struct link_udp *u, uint64_t run, uint8_t *heard) {
-    double start = ln_now(), sent = 0;
-    int missing = u->world.ranks - 1;
-    while (ln_now() < start + TEST_SECONDS) {
-        struct ln_arrival arrivals[LOSSYNET_BATCH];
-        if (ln_now() > sent + TEST_PAUSE) {
-            const struct wire_header h = {.magic = WIRE_MAGIC,
-                                          .version = WIRE_VERSION,
-                                          .type = WIRE_TEST,
-                                          .run = (uint32_t)run,
-                                          .sender = (uint16_t)u->world.rank,
-                                          .receiver = WIRE_EVERYONE};
-            struct ln_datagram test = {.length = 0};
-            wire_encode(test.header, &h);
-            sent = ln_now();
-            udp_send(&u->socket, &u->multicast_address, &test, 1);
-        }
-        int n = take(u, &u->multicast, arrivals, 0);
-        for (int i = 0; i < n; i++) {
-            int peer = arrivals[i].peer;
-            if (peer < 0 || heard[peer] || arrivals[i].count < WIRE_HEADER_BYTES ||
-                wire_get(arrivals[i].bytes + WIRE_RUN_AT, 4) != (uint32_t)run)
-                continue;
-            heard[peer] = 1;
-            missing--;
-        }
-        /* Go on for a moment, since others may still need our tests. */
-        if (missing == 0 && ln_now() > start + 0.1) break;
-        if (n == 0) link_wait(&u->link, 0.005);
-    }
-    return missing == 0;
-}
-
-static lossynet_status try_multicast(struct link_udp *u, const struct ln_link_settings *settings,
-                                     const struct udp_interface *interface) {
-    int ranks = u->world.ranks;
-    u->multicast_address = multicast_address_of(settings->run, interface->address.any.sa_family);
-    struct udp_address bound = u->multicast_address;
-    bool works = udp_socket_open(&u->multicast, &bound) == LOSSYNET_OK &&
-                 udp_socket_join(&u->multicast, &u->multicast_address, interface) &&
-                 udp_socket_multicast(&u->socket, interface);
-    uint8_t *all = ln_memory_take((size_t)ranks, 2); /* the second half: see hear_everyone */
-    if (!all) return LOSSYNET_NO_MEMORY;
-    all[u->world.rank] = works;
-    lossynet_status status = settings->share(settings->share_context, &u->world, all, 1);
-    for (int r = 0; r < ranks; r++) works &= all[r];
-    u->link.features.multicast = works; /* link_wait looks at the group */
-    if (!status && works) {
-        all[u->world.rank] = hear_everyone(u, settings->run, all + ranks);
-        status = settings->share(settings->share_context, &u->world, all, 1);
-        for (int r = 0; r < ranks; r++) works &= all[r];
-    }
-    u->link.features.multicast = works;
-    if (!works && u->world.rank == 0)
-        ln_log("multicast: the network does not carry multicast between all ranks; "
-               "parameters are sent to each rank");
-    free(all);
-    return status;
 }
 
 /* ---- the size of datagrams ---- */
@@ -240,7 +141,7 @@ struct heard {        /* from a peer, in a round of tests */
 /* Notes the tests that have come. Returns whether any datagram has come. */
 static bool hear(struct link_udp *u, struct heard *heard, size_t bytes, uint32_t round) {
     struct ln_arrival arrivals[LOSSYNET_BATCH];
-    const int n = take(u, &u->socket, arrivals, 0);
+    const int n = link_receive(&u->link, arrivals);
     for (int i = 0; i < n; i++) {
         struct wire_header h;
         const int peer = arrivals[i].peer;
@@ -391,7 +292,7 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
     if (!u) goto no_memory;
     u->world = *world;
     u->run = (uint32_t)settings->run;
-    u->socket.fd = u->multicast.fd = -1;
+    u->socket.fd = -1;
     u->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     u->address = ln_memory_take((size_t)world->ranks, sizeof *u->address);
     u->link = (struct ln_link){
@@ -412,7 +313,6 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
     if (!status) status = introduce(u, settings, &mine, interface.mtu);
     if (!status && world->local_ranks < world->ranks) /* within a host the interface's MTU holds */
         status = find_size(u, settings, interface.mtu, mine.any.sa_family);
-    if (!status && settings->multicast) status = try_multicast(u, settings, &interface);
     if (status) {
         link_close(&u->link);
         return status;

@@ -170,11 +170,6 @@ static bool take_memory(struct udp_socket *s) {
     return true;
 }
 
-static bool is_multicast(const struct udp_address *a) {
-    return a->any.sa_family == AF_INET ? IN_MULTICAST(ntohl(a->v4.sin_addr.s_addr))
-                                       : IN6_IS_ADDR_MULTICAST(&a->v6.sin6_addr);
-}
-
 /* Lets the kernel fragment datagrams, or not. With one fragment the whole datagram is lost, so we
  * allow it only if the path needs it. */
 static void allow_fragments(struct udp_socket *s, bool allowed) {
@@ -207,8 +202,6 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     int family = s->family = address->any.sa_family, segment = 0, one = 1;
     socklen_t length = udp_address_bytes(address);
     s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (s->fd >= 0 && is_multicast(address)) /* ranks on one host share the group's port */
-        setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (s->fd < 0 || bind(s->fd, &address->any, length) ||
         getsockname(s->fd, &address->any, &length)) {
         ln_log("no UDP socket: %s%s", strerror(errno),
@@ -231,29 +224,6 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
                "net.core.rmem_max=%d",
                s->granted >> 11, BUFFER_SHORT);
     return LOSSYNET_OK;
-}
-
-bool udp_socket_join(struct udp_socket *s, const struct udp_address *group,
-                     const struct udp_interface *interface) {
-    int none = 0;
-    if (group->any.sa_family == AF_INET) {
-        struct ip_mreqn request = {.imr_multiaddr = group->v4.sin_addr,
-                                   .imr_ifindex = (int)interface->index};
-        setsockopt(s->fd, IPPROTO_IP, IP_MULTICAST_ALL, &none, sizeof none);
-        return setsockopt(s->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request) == 0;
-    }
-    struct ipv6_mreq request = {.ipv6mr_multiaddr = group->v6.sin6_addr,
-                                .ipv6mr_interface = interface->index};
-    return setsockopt(s->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof request) == 0;
-}
-
-bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *interface) {
-    int index = (int)interface->index;
-    if (interface->address.any.sa_family == AF_INET) {
-        struct ip_mreqn request = {.imr_ifindex = index};
-        return setsockopt(s->fd, IPPROTO_IP, IP_MULTICAST_IF, &request, sizeof request) == 0;
-    }
-    return setsockopt(s->fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index) == 0;
 }
 
 void udp_socket_close(struct udp_socket *s) {

@@ -82,12 +82,6 @@ void udp_socket_close(struct udp_socket *s);
 void udp_socket_probe(struct udp_socket *s, bool on);
 size_t udp_socket_memory(void);
 
-/* Makes the socket receive datagrams for the multicast group to whose address it is bound. */
-bool udp_socket_join(struct udp_socket *s, const struct udp_address *group,
-                     const struct udp_interface *interface);
-/* Makes the socket send to multicast groups through this interface. */
-bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *interface);
-
 /* Gives the kernel at most LOSSYNET_BATCH datagrams for one address. Datagrams that the network or
  * a firewall refuses count as lost. */
 lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,

@@ -5,10 +5,6 @@
  * large a datagram between any two ranks may be. It makes one address handle per peer, for which
  * the network may need time (ARP). Then a table finds the rank that sent a datagram, by the
  * sender's queue pair number and GID, or LID.
- *
- * Multicast: all queue pairs are attached to one group, which is derived from the run id. It is
- * used only after a test round at open in which every rank heard every other, since switches and
- * adapters may ignore groups. A rank drops the copies of its own datagrams that come back.
  */
 #include "lossynet/link/link.h"
 
@@ -22,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MULTICAST_QPN = 0xffffff, MTU_MOST = 4096 }; /* IBA 3.5.10, 7.2.1 */
+enum { MTU_MOST = 4096 }; /* IBA 7.2.1 */
 
 struct peer {
     struct verbs_address address;
@@ -36,10 +32,6 @@ struct link_verbs {
     struct verbs_queue queue;
     struct peer *peers;      /* [ranks] */
     struct peer_table table; /* by GID, and over InfiniBand by LID too */
-    struct verbs_address multicast;
-    union ibv_gid multicast_gid;
-    int multicast_socket; /* 0: none */
-    bool attached;
 };
 
 /* ---- peers by address ---- */
@@ -92,97 +84,6 @@ static lossynet_status agree(struct link_verbs *v, struct obstacle *all, const c
     return status;
 }
 
-/* ---- multicast ---- */
-
-enum { ROUNDS = 5, PROBES = 5 };  /* most test rounds; probes that a rank sends in a round */
-static const double APART = 0.02; /* seconds from one probe to the next */
-
-static bool is_probe(const struct link_verbs *v, const struct verbs_incoming *in) {
-    struct wire_header h;
-    if (in->count != WIRE_HEADER_BYTES) return false;
-    wire_decode(&h, in->bytes, in->count);
-    return h.type == WIRE_TEST && h.run == (uint32_t)v->settings.run;
-}
-
-/* Sends probes and listens. Returns whether this rank has heard all others, in this round or an
- * earlier one. */
-static bool test_round(struct link_verbs *v, bool *heard) {
-    int ranks = v->settings.world.ranks, missing = ranks, sent = 0;
-    const struct wire_header h = {.magic = WIRE_MAGIC,
-                                  .version = WIRE_VERSION,
-                                  .type = WIRE_TEST,
-                                  .run = (uint32_t)v->settings.run,
-                                  .sender = (uint16_t)v->settings.world.rank,
-                                  .receiver = WIRE_EVERYONE};
-    struct ln_datagram d = {.length = 0};
-    wire_encode(d.header, &h);
-    double start = ln_now(), end = start + 2 * PROBES * APART;
-    for (double now = start; (missing || sent < PROBES) && now < end; now = ln_now()) {
-        if (sent < PROBES && now >= start + sent * APART) {
-            if (verbs_queue_send(&v->queue, &v->multicast, &d, 1)) return false;
-            sent++;
-        }
-        int n = verbs_queue_receive(&v->queue);
-        for (int i = 0; i < n; i++) {
-            int rank = find_sender(v, &v->queue.rx.in[i]);
-            if (rank >= 0 && is_probe(v, &v->queue.rx.in[i])) heard[rank] = true;
-        }
-        missing = 0;
-        for (int r = 0; r < ranks; r++) missing += !heard[r] && r != v->settings.world.rank;
-        if (!n) verbs_queue_wait(&v->queue, APART / 4);
-    }
-    return missing == 0;
-}
-
-/* Joins the group. Returns the error as text, or NULL. */
-static const char *join(struct link_verbs *v) {
-    struct verbs_port *port = &v->queue.port;
-    /* On InfiniBand the subnet manager makes groups, but only when librdmacm asks it. */
-    if (!port->ethernet) return "made for RoCE, and this is InfiniBand";
-    v->multicast_gid = verbs_multicast_gid(port, v->settings.run);
-    struct ibv_ah_attr attr = {
-        .is_global = 1,
-        .port_num = port->number,
-        .grh = {.dgid = v->multicast_gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
-    v->multicast.qpn = MULTICAST_QPN;
-    if (!verbs_address_open(&v->multicast, v->queue.pd, attr, v->settings.dscp))
-        return strerror(errno);
-    v->multicast_socket = verbs_multicast_join(port, &v->multicast_gid);
-    if (v->multicast_socket < 0) return strerror(errno);
-    int code = ibv_attach_mcast(v->queue.qp, &v->multicast_gid, 0);
-    v->attached = code == 0;
-    return code ? strerror(code) : NULL;
-}
-
-static void leave(struct link_verbs *v) {
-    if (v->attached) ibv_detach_mcast(v->queue.qp, &v->multicast_gid, 0);
-    verbs_address_close(&v->multicast);
-    if (v->multicast_socket > 0) close(v->multicast_socket);
-    v->attached = false;
-    v->multicast_socket = 0;
-}
-
-/* Joins the group and tests it. All ranks get the same result. */
-static lossynet_status try_multicast(struct link_verbs *v, struct obstacle *all, bool *heard) {
-    int bad;
-    lossynet_status status = agree(v, all, join(v), &bad);
-    bool joined = bad < 0;
-    for (int round = 0; joined && !status && round < ROUNDS; round++) {
-        const char *why = test_round(v, heard) ? NULL : "does not hear every rank";
-        status = agree(v, all, why, &bad);
-        if (bad < 0) break;
-    }
-    v->link.features.multicast = !status && bad < 0;
-    if (v->link.features.multicast) return LOSSYNET_OK;
-    verbs_queue_flush(&v->queue);
-    leave(v);
-    if (!status && v->settings.world.rank == 0)
-        ln_log("multicast does not work over RDMA (rank %d: %s): parameters are sent to one "
-               "rank after the other",
-               bad, all[bad].why);
-    return status;
-}
-
 /* ---- the functions of link.h ---- */
 
 static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
@@ -195,23 +96,17 @@ static lossynet_status link_send(struct ln_link *link, int peer, const struct ln
                v->settings.world.rank, peer, batch[i].length, link->features.payload_most);
         return LOSSYNET_INVALID;
     }
-    bool all = peer == LOSSYNET_EVERYONE;
-    return verbs_queue_send(&v->queue, all ? &v->multicast : &v->peers[peer].address, batch, count);
+    return verbs_queue_send(&v->queue, &v->peers[peer].address, batch, count);
 }
 
 static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     struct link_verbs *v = (struct link_verbs *)link;
-    int n, count = 0;
-    do {
-        n = verbs_queue_receive(&v->queue);
-        for (int i = 0; i < n; i++) {
-            const struct verbs_incoming *in = &v->queue.rx.in[i];
-            int peer = find_sender(v, in);
-            if (peer == v->settings.world.rank) continue; /* our own multicast */
-            arrivals[count++] = (struct ln_arrival){in->bytes, in->count, peer};
-        }
-    } while (n > 0 && count == 0);
-    return count;
+    const int n = verbs_queue_receive(&v->queue);
+    for (int i = 0; i < n; i++) {
+        const struct verbs_incoming *in = &v->queue.rx.in[i];
+        arrivals[i] = (struct ln_arrival){in->bytes, in->count, find_sender(v, in)};
+    }
+    return n;
 }
 
 static void link_wait(struct ln_link *link, double seconds) {
@@ -238,7 +133,6 @@ static uint64_t link_overruns(struct ln_link *link) {
 static void link_close(struct ln_link *link) {
     struct link_verbs *v = (struct link_verbs *)link;
     verbs_queue_flush(&v->queue);
-    leave(v);
     for (int r = 0; v->peers && r < v->settings.world.ranks; r++)
         verbs_address_close(&v->peers[r].address);
     verbs_queue_close(&v->queue);
@@ -351,7 +245,7 @@ static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
 
 /* Connects the ranks after open_queue, which has returned `status`. Collective. */
 static lossynet_status connect_ranks(struct link_verbs *v, lossynet_status status,
-                                     struct obstacle *all, bool *heard) {
+                                     struct obstacle *all) {
     int bad;
     struct obstacle mine;
     status = introduce(v, status);
@@ -362,7 +256,6 @@ static lossynet_status connect_ranks(struct link_verbs *v, lossynet_status statu
         ln_log("rank %d: RDMA: rank %d has %s", v->settings.world.rank, bad, all[bad].why);
         status = LOSSYNET_LINK;
     }
-    if (!status && v->settings.multicast) status = try_multicast(v, all, heard);
     return status;
 }
 
@@ -371,9 +264,8 @@ lossynet_status ln_link_verbs_open(const struct ln_link_settings *settings, stru
     size_t ranks = (size_t)settings->world.ranks;
     lossynet_status status = LOSSYNET_NO_MEMORY;
     struct obstacle *all = ln_memory_take(ranks, sizeof *all);
-    bool *heard = ln_memory_take(ranks, sizeof *heard);
     struct link_verbs *v = ln_memory_take(1, sizeof *v);
-    if (!v || !all || !heard) goto free_memory;
+    if (!v || !all) goto free_memory;
     v->settings = *settings;
     v->peers = ln_memory_take(ranks, sizeof *v->peers);
     if (!peer_table_open(&v->table, settings->world.ranks) || !v->peers) goto close_link;
@@ -389,7 +281,7 @@ lossynet_status ln_link_verbs_open(const struct ln_link_settings *settings, stru
         .overruns = link_overruns,
         .close = link_close,
     };
-    status = connect_ranks(v, open_queue(v), all, heard);
+    status = connect_ranks(v, open_queue(v), all);
     if (status) goto close_link;
     v->link.features.receive_queue = v->queue.rx.size;
     v->link.memory_bytes = sizeof *v + ranks * sizeof *v->peers +
@@ -403,7 +295,6 @@ free_memory:
     if (status == LOSSYNET_NO_MEMORY)
         ln_log("rank %d: no memory for an RDMA link of %zu ranks", settings->world.rank, ranks);
     free(v);
-    free(heard);
     free(all);
     return status;
 }

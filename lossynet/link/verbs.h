@@ -1,6 +1,6 @@
 /* verbs.h — an RDMA port and a queue pair, for verbs.c.
  *
- *     verbs_port.c    devices, ports, GIDs, counters, and joining an IP multicast group
+ *     verbs_port.c    devices, ports, GIDs and counters
  *     verbs_queue.c   one Unreliable Datagram queue pair (UD), which sends and receives batches
  *
  * Neither knows other ranks. In comments "IBA" is the InfiniBand Architecture Specification, volume
@@ -47,15 +47,6 @@ uint64_t verbs_port_overruns(const struct verbs_port *port);
 /* Writes a GID as text, like "10.9.8.1" or "fe80::1". */
 enum { VERBS_GID_TEXT = 48 };
 const char *verbs_gid_text(const union ibv_gid *gid, char text[VERBS_GID_TEXT]);
-
-/* Returns the multicast group of a run, in 239.192.0.0/14 (RFC 2365) if the port's GID is RoCE v2
- * over IPv4, else in ff18::/16 (RFC 4291). */
-union ibv_gid verbs_multicast_gid(const struct verbs_port *port, uint64_t run);
-
-/* For RoCE: makes the network interface join the IP group, since otherwise switches may not
- * forward it here. Returns a socket; closing it leaves the group. On failure it returns -1 and
- * sets errno. */
-int verbs_multicast_join(const struct verbs_port *port, const union ibv_gid *group);
 
 /* ---- queue pair ---- */
 

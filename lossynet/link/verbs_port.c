@@ -1,4 +1,4 @@
-/* verbs_port.c — finds RDMA devices, ports and GIDs, reads counters, joins groups. See verbs.h. */
+/* verbs_port.c — finds RDMA devices, ports and GIDs, and reads counters. See verbs.h. */
 #ifdef LOSSYNET_VERBS
 #include "lossynet/link/verbs.h"
 
@@ -210,46 +210,6 @@ static uint64_t count_overruns(const struct verbs_port *port) {
 uint64_t verbs_port_overruns(const struct verbs_port *port) {
     uint64_t now = count_overruns(port);
     return now > port->overruns ? now - port->overruns : 0;
-}
-
-/* ---- groups ---- */
-
-union ibv_gid verbs_multicast_gid(const struct verbs_port *port, uint64_t run) {
-    union ibv_gid group = {{0}};
-    uint64_t bits = ln_mix(run ^ WIRE_MAGIC);
-    if (port->ipv4) {
-        uint8_t mapped[8] = {
-            [2] = 0xff,           [3] = 0xff,   239, (uint8_t)(192 | (bits >> 16 & 3)),
-            (uint8_t)(bits >> 8), (uint8_t)bits};
-        memcpy(group.raw + 8, mapped, sizeof mapped);
-    } else {
-        group.raw[0] = 0xff, group.raw[1] = 0x18;
-        memcpy(group.raw + 8, &bits, sizeof bits);
-    }
-    return group;
-}
-
-int verbs_multicast_join(const struct verbs_port *port, const union ibv_gid *group) {
-    int fd, failed;
-    if (port->ipv4) {
-        struct ip_mreqn request = {.imr_ifindex = (int)port->interface};
-        memcpy(&request.imr_multiaddr, group->raw + 12, 4);
-        memcpy(&request.imr_address, port->gid.raw + 12, 4);
-        fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        if (fd < 0) return -1;
-        failed = setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request);
-    } else {
-        struct ipv6_mreq request = {.ipv6mr_interface = port->interface};
-        memcpy(&request.ipv6mr_multiaddr, group->raw, 16);
-        fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        if (fd < 0) return -1;
-        failed = setsockopt(fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof request);
-    }
-    if (!failed) return fd;
-    int why = errno;
-    close(fd);
-    errno = why;
-    return -1;
 }
 
 #endif

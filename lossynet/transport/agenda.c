@@ -7,8 +7,7 @@
  *
  * Conditions on all peers, for example that a phase is over, are counts of peers. After each look
  * at a peer, flags store which conditions are true for it, and the counts follow the changes. So a
- * step of N ranks costs a rank O(N log N), however many turns it takes. With multicast each turn
- * that has parameters to send looks at the windows of all peers.
+ * step of N ranks costs a rank O(N log N), however many turns it takes.
  */
 #include "lossynet/transport/progress.h"
 

@@ -48,11 +48,9 @@ static void put_state(const struct ln_transport *t, int peer, uint8_t *to) {
     }
     wire_put(to + 16, t->gathers[LOSSYNET_GATHER].complete, 4);
     wire_put(to + 20, p->flow.seen, 4);
-    wire_put(to + 24, p->flow.multicast_seen, 4);
-    wire_put(to + 28, t->sender.multicast_sent, 4);
-    wire_put(to + 32, p->flow.came, 4);
-    wire_put(to + 36, t->gathers[LOSSYNET_PULSE].complete, 4);
-    wire_put(to + 40, t->gathers[LOSSYNET_GATHER].begun, 4);
+    wire_put(to + 24, p->flow.came, 4);
+    wire_put(to + 28, t->gathers[LOSSYNET_PULSE].complete, 4);
+    wire_put(to + 32, t->gathers[LOSSYNET_GATHER].begun, 4);
 }
 
 /* Sends one datagram in the class of DATA (`bulk`) or in the default class. If DATA has a class of
@@ -82,7 +80,6 @@ static void send_in_class(struct ln_transport *t, int peer, int type, int kind, 
         answered->stamp = 0;
     }
     if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
-    if (overtakes) wire_put(payload + 28, p->flow.multicast_credit, 4);
     d.bulk = bulk;
     ln_session_send(t, peer, &d, 1);
 }
@@ -127,8 +124,7 @@ double ln_control_push(struct ln_transport *t, int peer, double now) {
         if (!tx->done_waits) continue;
         if (ln_timer_is_due(t, p, &tx->done, now)) {
             if (t->link->features.reliable) tx->done.since = HUGE_VAL;
-            ln_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
-                            ln_is_multicast(t, kind) ? t->sender.multicast.sent : tx->sent);
+            ln_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1, tx->sent);
         }
         due = fmin(due, ln_timer_due(t, &tx->done, now));
     }
@@ -174,8 +170,8 @@ static bool is_possible(const struct ln_transport *t, const uint8_t *state) {
     const uint32_t steps = t->deadline.on ? AHEAD_LATE : 0;
     const uint32_t gathers = t->gathers[LOSSYNET_GATHER].begun;
     bool possible = !later((uint32_t)wire_get(state + 16, 4), gathers) &&
-                    !later((uint32_t)wire_get(state + 40, 4), gathers + 1) &&
-                    !later((uint32_t)wire_get(state + 36, 4),
+                    !later((uint32_t)wire_get(state + 32, 4), gathers + 1) &&
+                    !later((uint32_t)wire_get(state + 28, 4),
                            t->gathers[LOSSYNET_PULSE].begun + steps * t->deadline.pulses);
     for (int kind = 0; kind < 2; kind++) {
         const struct ln_phase_state *phase = &t->phase[kind];
@@ -189,12 +185,11 @@ static bool is_possible(const struct ln_transport *t, const uint8_t *state) {
 
 /* Takes a peer's credit. Returns whether it has grown. A peer that has seen a little more than we
  * sent has believed a damaged sequence number: we take it that it has seen everything. */
-static bool take_credit(const struct ln_flow *flow, uint32_t told, uint32_t sent,
-                        uint32_t *credit) {
-    if (later(told, sent + (uint32_t)(LOSSYNET_REACH * flow->window.most))) return false;
-    if (later(told, sent)) told = sent;
-    if (!later(told, *credit)) return false;
-    *credit = told;
+static bool take_credit(struct ln_flow *flow, uint32_t told) {
+    if (later(told, flow->sent + (uint32_t)(LOSSYNET_REACH * flow->window.most))) return false;
+    if (later(told, flow->sent)) told = flow->sent;
+    if (!later(told, flow->credit)) return false;
+    flow->credit = told;
     return true;
 }
 
@@ -220,27 +215,25 @@ static void take_state(struct ln_transport *t, int peer, const uint8_t *from) {
             p->tx[kind].complete = true;
         }
     }
-    uint32_t credit = (uint32_t)wire_get(from + 20, 4),
-             multicast = (uint32_t)wire_get(from + 24, 4);
-    uint32_t gathers = (uint32_t)wire_get(from + 40, 4);
+    const uint32_t credit = (uint32_t)wire_get(from + 20, 4);
+    const uint32_t came = (uint32_t)wire_get(from + 24, 4);
+    const uint32_t gathers = (uint32_t)wire_get(from + 32, 4);
     if (news) told->raised = now;
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
-        uint32_t complete = (uint32_t)wire_get(from + (which == LOSSYNET_GATHER ? 16 : 36), 4);
+        uint32_t complete = (uint32_t)wire_get(from + (which == LOSSYNET_GATHER ? 16 : 28), 4);
         if (!later(complete, told->complete[which])) continue;
         told->complete[which] = complete, news = true;
         p->message[which].moved = now;
     }
     if (later(gathers, told->gathers)) told->gathers = gathers;
     if (t->deadline.on) ln_deadline_told(t, peer);
-    bool credited = take_credit(flow, credit, flow->sent, &flow->credit);
-    credited |= take_credit(flow, multicast, t->sender.multicast_sent, &flow->multicast_credit);
+    const bool credited = take_credit(flow, credit);
     if (credited) flow->credited = now;
     if (news || credited) flow->blocked = false; /* send.c finds out again */
     if (news || credited) ln_timer_news(t, p);
-    ln_window_report(t, peer, (uint32_t)wire_get(from + 32, 4));
-    ln_path_data(t, peer, (uint32_t)wire_get(from + 32, 4));
-    if (!later(credit, flow->sent) && !later(multicast, t->sender.multicast_sent))
-        ln_pacing_report(t, peer, credit + multicast, (uint32_t)wire_get(from + 32, 4));
+    ln_window_report(t, peer, came);
+    ln_path_data(t, peer, came);
+    if (!later(credit, flow->sent)) ln_pacing_report(t, peer, credit, came);
 }
 
 /* Counts all DATA before `sent` as seen or given up. If `sent` is a little lower than *seen, the
@@ -260,10 +253,8 @@ static void take_answer(struct ln_transport *t, int peer, uint32_t nonce) {
     ln_path_answered(t, peer, nonce);
 }
 
-static void take_probe(struct ln_transport *t, struct ln_peer *p, const struct wire_header *h,
-                       const uint8_t *payload) {
+static void take_probe(struct ln_transport *t, struct ln_peer *p, const struct wire_header *h) {
     give_up(t, &p->flow.seen, h->sequence);
-    give_up(t, &p->flow.multicast_seen, (uint32_t)wire_get(payload + 28, 4));
     if (h->packet) p->control.echo = h->packet, p->control.answer_due = true;
     p->control.state_due = true;
 }
@@ -307,7 +298,7 @@ bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_head
         take_answer(t, peer, h->packet);
         break;
     case WIRE_PROBE:
-        take_probe(t, p, h, payload);
+        take_probe(t, p, h);
         break;
     case WIRE_ACK:
         if (h->kind < 2 && h->index + 1 == t->phase[h->kind].begun)

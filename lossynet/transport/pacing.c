@@ -100,7 +100,7 @@ static void step(struct ln_transport *t, double lost) {
     pace->stepped = t->receiver.now;
     for (int r = 0; r < t->world.ranks; r++) {
         struct ln_flow *flow = &t->peers[r].flow;
-        flow->report = (struct ln_loss_report){.from = flow->sent + t->sender.multicast_sent};
+        flow->report = (struct ln_loss_report){.from = flow->sent};
     }
 }
 

@@ -68,7 +68,7 @@ void ln_path_message(struct ln_transport *t, int peer, int which, size_t bytes, 
 void ln_path_data(struct ln_transport *t, int peer, uint32_t came) {
     const struct ln_peer *p = &t->peers[peer];
     struct ln_doubt *doubt = &t->peers[peer].doubt;
-    const uint32_t sent = p->flow.sent + t->sender.multicast_sent, more = sent - doubt->sent;
+    const uint32_t sent = p->flow.sent, more = sent - doubt->sent;
     const double now = t->receiver.now;
     if (more < SENT) return;
     if (!doubt->sampled) doubt->since = now;

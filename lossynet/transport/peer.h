@@ -66,14 +66,14 @@ struct ln_window { /* how many DATA may be on their way to it */
 
 struct ln_flow {
     struct ln_window window;
-    bool blocked;                            /* DATA could not leave: no window, or no open phase */
-    bool shut;                               /* DATA could not leave: it had not opened the phase */
-    double shut_since;                       /* when `shut` was last false */
-    double credited;                         /* when credit last grew, or we sent after a pause */
-    uint32_t sent, credit, multicast_credit; /* of our DATA to it, and to EVERYONE */
-    uint32_t seen, multicast_seen; /* we have seen, or given up, all its DATA before these */
-    uint32_t unacknowledged;       /* its DATA for which we have not given credit yet */
-    uint32_t came;                 /* its DATA that arrived, since the start */
+    bool blocked;            /* DATA could not leave: no window, or no open phase */
+    bool shut;               /* DATA could not leave: it had not opened the phase */
+    double shut_since;       /* when `shut` was last false */
+    double credited;         /* when credit last grew, or we sent after a pause */
+    uint32_t sent, credit;   /* of our DATA to it */
+    uint32_t seen;           /* we have seen, or given up, all its DATA before this */
+    uint32_t unacknowledged; /* its DATA for which we have not given credit yet */
+    uint32_t came;           /* its DATA that arrived, since the start */
     struct ln_loss_report report;
 };
 

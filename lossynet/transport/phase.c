@@ -60,7 +60,6 @@ void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
         t->peers[r].tx[phase] =
             (struct ln_tx){.complete = r == t->world.rank || has_closed, .refused = has_closed};
     }
-    if (ln_is_multicast(t, phase)) t->sender.multicast = (struct ln_tx){0};
     __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
     ln_agenda_all(t);
     ln_progress_leave(t);

@@ -286,7 +286,6 @@ static void say_leave(struct ln_transport *t) {
             p->tx[kind].complete = true, p->tx[kind].done_waits &= !failed;
         if (failed) ln_control_send(t, r, type, 0, 0, 0), p->live.knows = true;
     }
-    t->sender.multicast.complete = true;
     ln_agenda_all(t);
     if (!failed) ln_progress_until(t, all_know, 0);
     /* Peers that left before us may not have heard that we know it. They stop waiting after

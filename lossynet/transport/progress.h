@@ -119,7 +119,6 @@ struct ln_session { /* what all datagrams of a run have in common */
     size_t payload_most;      /* bytes, with the trailer of an encrypted datagram */
     size_t fragment_bytes;    /* bytes of a message that fit one datagram */
     bool two_classes;         /* DATA has a traffic class of its own */
-    bool multicast;
     double peer_timeout;
     int window;       /* most DATA that a peer may have on its way to us */
     int credit_every; /* we give a peer credit after so many DATA */
@@ -130,10 +129,8 @@ struct ln_session { /* what all datagrams of a run have in common */
 struct ln_sender {
     struct ln_datagram batch[LOSSYNET_BATCH];
     struct ln_span spans[LOSSYNET_BATCH];
-    int first;               /* the peer to begin with */
-    bool woken;              /* the caller has more to send; atomic */
-    uint32_t multicast_sent; /* DATA sent by multicast */
-    struct ln_tx multicast;
+    int first;  /* the peer to begin with */
+    bool woken; /* the caller has more to send; atomic */
 };
 
 /* Kinds of gathers. In a LOSSYNET_GATHER all ranks wait for all; a LOSSYNET_PULSE goes on
@@ -253,10 +250,6 @@ struct ln_transport {
     struct ln_threads threads;
     lossynet_status failed;
 };
-
-static inline bool ln_is_multicast(const struct ln_transport *t, int kind) {
-    return t->session.multicast && kind == LOSSYNET_PARAMETER;
-}
 
 /* ---- session.c: sealing and verifying every datagram ---- */
 

@@ -36,13 +36,11 @@ static bool fit(const struct ln_transport *t, uint8_t elements) {
 static uint64_t *reject(struct ln_transport *t, const struct wire_header *h,
                         struct ln_packet *packet) {
     struct ln_rejected *rejected = &t->receiver.rejected;
-    bool multicast = h->receiver == WIRE_EVERYONE;
     if (h->kind >= 2 || !fit(t, h->elements) || h->sender >= t->shape.workers ||
-        is_local(t, h->sender) || h->bucket >= (uint32_t)t->shape.buckets ||
-        multicast != ln_is_multicast(t, h->kind))
+        is_local(t, h->sender) || h->bucket >= (uint32_t)t->shape.buckets)
         return &rejected->invalid;
     *packet = (struct ln_packet){.sender = h->sender,
-                                 .receiver = multicast ? LOSSYNET_EVERYONE : h->receiver,
+                                 .receiver = h->receiver,
                                  .bucket = (int)h->bucket,
                                  .number = h->packet,
                                  .gradients = h->gradients};
@@ -106,9 +104,8 @@ void ln_recv_data(struct ln_transport *t, int peer, const struct wire_header *h,
     struct ln_peer *p = &t->peers[peer];
     struct ln_flow *flow = &p->flow;
     struct ln_rejected *rejected = &t->receiver.rejected;
-    uint32_t *seen = h->receiver == WIRE_EVERYONE ? &flow->multicast_seen : &flow->seen;
-    if (h->sequence - *seen < (uint32_t)(LOSSYNET_REACH * t->session.window))
-        *seen = h->sequence + 1;
+    if (h->sequence - flow->seen < (uint32_t)(LOSSYNET_REACH * t->session.window))
+        flow->seen = h->sequence + 1;
     flow->came++;
     if (++flow->unacknowledged >= (uint32_t)t->session.credit_every) p->control.state_due = true;
     struct ln_packet packet;

@@ -18,25 +18,24 @@ static const double SILENCE = 0.1;
 static const double OPENING = 0.03;
 
 /* Makes datagrams of spans. */
-static void encode(struct ln_transport *t, int kind, int n, uint32_t *sequence) {
+static void encode(struct ln_transport *t, struct ln_flow *flow, int kind, int n) {
     for (int i = 0; i < n; i++) {
         const struct ln_span *span = &t->sender.spans[i];
         struct ln_datagram *d = &t->sender.batch[i];
-        const int receiver = span->packet.receiver;
-        const struct wire_header h = {
-            .magic = WIRE_MAGIC,
-            .version = WIRE_VERSION,
-            .type = WIRE_DATA,
-            .kind = (uint8_t)kind,
-            .elements = span->device ? WIRE_DEVICE_FLOAT32 : t->shape.elements,
-            .run = (uint32_t)t->session.id,
-            .sender = (uint16_t)span->packet.sender,
-            .receiver = receiver == LOSSYNET_EVERYONE ? WIRE_EVERYONE : (uint16_t)receiver,
-            .bucket = (uint32_t)span->packet.bucket,
-            .packet = span->packet.number,
-            .index = t->phase[kind].begun - 1,
-            .gradients = span->packet.gradients,
-            .sequence = (*sequence)++};
+        const struct wire_header h = {.magic = WIRE_MAGIC,
+                                      .version = WIRE_VERSION,
+                                      .type = WIRE_DATA,
+                                      .kind = (uint8_t)kind,
+                                      .elements =
+                                          span->device ? WIRE_DEVICE_FLOAT32 : t->shape.elements,
+                                      .run = (uint32_t)t->session.id,
+                                      .sender = (uint16_t)span->packet.sender,
+                                      .receiver = (uint16_t)span->packet.receiver,
+                                      .bucket = (uint32_t)span->packet.bucket,
+                                      .packet = span->packet.number,
+                                      .index = t->phase[kind].begun - 1,
+                                      .gradients = span->packet.gradients,
+                                      .sequence = flow->sent++};
         wire_encode(d->header, &h);
         d->payload = span->payload;
         d->length = span->bytes;
@@ -47,8 +46,8 @@ static void encode(struct ln_transport *t, int kind, int n, uint32_t *sequence) 
 
 /* Returns how many datagrams a window lets through. To avoid small batches it is 0 while little of
  * the window is free. */
-static int room(const struct ln_flow *flow, uint32_t sent, uint32_t credit, int most) {
-    int free = flow->window.now - (int)(sent - credit), least = flow->window.now / 4;
+static int room(const struct ln_flow *flow, int most) {
+    int free = flow->window.now - (int)(flow->sent - flow->credit), least = flow->window.now / 4;
     if (least > most / 2) least = most / 2;
     if (free < least) return 0;
     return free < most ? free : most;
@@ -58,10 +57,10 @@ static size_t full_bytes(const struct ln_transport *t, int n) {
     return (WIRE_HEADER_BYTES + t->shape.packet_bytes) * (size_t)n;
 }
 
-/* Sends the next packets, at most `most`, to a rank or to everyone. Returns how many left, or -1 if
- * they must wait for pacing. */
+/* Sends the next packets, at most `most`, to a rank. Returns how many left, or -1 if they must wait
+ * for pacing. */
 static int send_batch(struct ln_transport *t, int kind, int rank, struct ln_tx *tx, int most,
-                      uint32_t *sequence, double *wait) {
+                      double *wait) {
     double pause = ln_pacing_wait(&t->pacing, full_bytes(t, most));
     if (pause > 0) {
         *wait = fmin(*wait, pause);
@@ -70,7 +69,7 @@ static int send_batch(struct ln_transport *t, int kind, int rank, struct ln_tx *
     int n = t->calls.next(t->calls.context, (lossynet_phase)kind, rank, t->sender.spans, most,
                           &tx->complete);
     ln_pacing_unused(&t->pacing, full_bytes(t, most - n));
-    encode(t, kind, n, sequence);
+    encode(t, &t->peers[rank].flow, kind, n);
     if (n > 0) ln_session_send(t, rank, t->sender.batch, n);
     tx->sent += (uint32_t)n;
     return n;
@@ -90,7 +89,7 @@ static int push_peer(struct ln_transport *t, int kind, int rank, double *wait) {
     if (t->phase[kind].begun == 0 || tx->complete ||
         !t->calls.ready(t->calls.context, (lossynet_phase)kind, rank))
         return 0;
-    int most = is_open(t, p, kind) ? room(flow, flow->sent, flow->credit, t->pacing.batch) : 0;
+    int most = is_open(t, p, kind) ? room(flow, t->pacing.batch) : 0;
     if (most == 0) {
         flow->blocked = true;
         flow->shut |= !is_open(t, p, kind);
@@ -98,37 +97,11 @@ static int push_peer(struct ln_transport *t, int kind, int rank, double *wait) {
         return 0;
     }
     bool idle = flow->sent == flow->credit;
-    int n = send_batch(t, kind, rank, tx, most, &flow->sent, wait);
+    int n = send_batch(t, kind, rank, tx, most, wait);
     if (n < 0) return n;
     if (idle) flow->credited = t->receiver.now, flow->window.since = 0;
     if (tx->complete) ln_send_complete(tx);
     return n;
-}
-
-/* Sends one batch of parameters to all peers by multicast. Returns whether something left. */
-static bool push_group(struct ln_transport *t, double *wait) {
-    const int kind = LOSSYNET_PARAMETER;
-    struct ln_tx *tx = &t->sender.multicast;
-    if (t->phase[kind].begun == 0 || tx->complete ||
-        !t->calls.ready(t->calls.context, LOSSYNET_PARAMETER, LOSSYNET_EVERYONE))
-        return false;
-    int most = t->pacing.batch;
-    for (int r = 0; r < t->world.ranks; r++) {
-        struct ln_peer *p = &t->peers[r];
-        struct ln_flow *flow = &p->flow;
-        if (r == t->world.rank || p->tx[kind].complete) continue;
-        int free = 0;
-        if (is_open(t, p, kind))
-            free = room(flow, t->sender.multicast_sent, flow->multicast_credit, t->pacing.batch);
-        if (free == 0) flow->blocked = true;
-        flow->window.full |= free == 0 && is_open(t, p, kind);
-        if (free < most) most = free;
-    }
-    if (most == 0) return false;
-    int n = send_batch(t, kind, LOSSYNET_EVERYONE, tx, most, &t->sender.multicast_sent, wait);
-    for (int r = 0; tx->complete && r < t->world.ranks; r++)
-        if (!t->peers[r].tx[kind].complete) ln_send_complete(&t->peers[r].tx[kind]);
-    return n > 0;
 }
 
 /* Returns whether the others' turns wait for this peer's turn. */
@@ -161,10 +134,9 @@ static void count_again(struct ln_transport *t, int rank) {
 static bool push_all(struct ln_transport *t, int rank, double *wait, bool *any) {
     struct ln_flow *flow = &t->peers[rank].flow;
     bool left = false, paced = false;
-    if (!t->session.multicast) flow->blocked = false;
-    flow->shut = false;
+    flow->blocked = flow->shut = false;
     for (int kind = LOSSYNET_PARAMETER; kind >= 0; kind--) {
-        const int n = ln_is_multicast(t, kind) ? 0 : push_peer(t, kind, rank, wait);
+        const int n = push_peer(t, kind, rank, wait);
         left |= n > 0;
         paced |= n < 0;
     }
@@ -172,7 +144,7 @@ static bool push_all(struct ln_transport *t, int rank, double *wait, bool *any) 
     const bool paused = paced || is_waited_for(t, &t->peers[rank]);
     /* If nothing can leave, we look again when the peer sends something, or the caller has more. */
     t->agenda.sends[rank] = left || paused;
-    if (!t->session.multicast) count_again(t, rank);
+    count_again(t, rank);
     *any |= left;
     return paused;
 }
@@ -189,11 +161,6 @@ bool ln_send_push(struct ln_transport *t, double *wait) {
     bool any = false, paused = false;
     if (t->failed) return false; /* the caller knows, and may have freed its vectors */
     if (__atomic_exchange_n(&t->sender.woken, false, __ATOMIC_SEQ_CST)) look_at_all(t);
-    if (t->session.multicast) { /* multicast waits for all windows, so we look at all peers */
-        for (int r = 0; r < ranks; r++) t->peers[r].flow.blocked = false;
-        look_at_all(t);
-        any |= push_group(t, wait);
-    }
     for (int half = 0; half < 2; half++) { /* from `first` on, around */
         const int end = half == 0 ? ranks : first;
         int rank = next_to_send(t, half == 0 ? first : 0, end);
@@ -202,8 +169,6 @@ bool ln_send_push(struct ln_transport *t, double *wait) {
             if (paused) t->sender.first = rank; /* this peer's turn comes first */
         }
     }
-    for (int r = 0; t->session.multicast && r < ranks; r++)
-        if (r != t->world.rank) count_again(t, r);
     return any;
 }
 

@@ -75,8 +75,7 @@ static bool is_intact(const struct ln_transport *t, const struct wire_header *h,
 static bool is_addressed(const struct ln_transport *t, int peer, const struct wire_header *h) {
     const int local = t->shape.local;
     if (h->type != WIRE_DATA) return h->sender == peer && h->receiver == t->world.rank;
-    return h->sender / local == peer &&
-           (h->receiver == WIRE_EVERYONE || h->receiver / local == t->world.rank);
+    return h->sender / local == peer && h->receiver / local == t->world.rank;
 }
 
 /* Returns the counter of the first error in a datagram, or NULL if a rank of this run has sent
@@ -93,9 +92,8 @@ static uint64_t *reject(struct ln_transport *t, int peer, struct wire_header *h,
     if (h->run != (uint32_t)session->id) return &rejected->foreign;
     if (h->type == WIRE_TEST) return &t->receiver.ignored;
     if (session->secure) {
-        ln_secure_verdict verdict =
-            ln_secure_open_datagram(session->secure, peer, h->receiver == WIRE_EVERYONE, datagram,
-                                    datagram + WIRE_HEADER_BYTES, h->length);
+        ln_secure_verdict verdict = ln_secure_open_datagram(
+            session->secure, peer, datagram, datagram + WIRE_HEADER_BYTES, h->length);
         if (verdict == LOSSYNET_SECURE_FORGED) return &rejected->corrupt;
         if (verdict == LOSSYNET_SECURE_REPLAYED) return &rejected->duplicate;
         h->length -= LOSSYNET_SECURE_BYTES;

@@ -59,13 +59,11 @@ static lossynet_status introduce(struct ln_transport *t,
         .payload_bytes = settings->packet_bytes ? settings->packet_bytes + trailer : 0,
         .interface = settings->network.interface,
         .dscp = settings->network.dscp,
-        .multicast = settings->network.multicast,
     };
     session->two_classes = settings->network.dscp > 0;
     status = link_open(&link, &t->link);
     if (status) return status;
     session->payload_most = t->link->features.payload_most;
-    session->multicast = settings->network.multicast && t->link->features.multicast;
     size_t room = session->payload_most - trailer;
     t->session.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
 
@@ -187,7 +185,6 @@ struct ln_transport_facts ln_transport_facts(const struct ln_transport *t) {
         .link = t->link->name,
         .payload_most = t->session.payload_most - (t->session.secure ? LOSSYNET_SECURE_BYTES : 0),
         .link_bytes = t->link->memory_bytes,
-        .multicast = t->session.multicast,
         .threaded = t->threads.threaded,
         .reliable = t->link->features.reliable,
         .reads_devices = t->link->features.checks_payload,

@@ -27,7 +27,7 @@ struct ln_transport; /* opaque */
 /* ---- what the user of the transport provides ---- */
 
 struct ln_packet {        /* names one packet of a phase */
-    int sender, receiver; /* workers; receiver LOSSYNET_EVERYONE: all workers of other ranks */
+    int sender, receiver; /* workers */
     int bucket;
     uint32_t number;   /* within the bucket */
     uint8_t gradients; /* how many gradients were added up in it (wire.h); 0: one, or unknown */
@@ -52,8 +52,8 @@ static inline int ln_transport_bucket(lossynet_phase phase, int buckets, int ord
 /* The transport calls these functions with its lock held, and also from its own thread. */
 struct ln_transport_calls {
     void *context;
-    /* Fills in the next packets for a rank (or LOSSYNET_EVERYONE), at most `most` and at most
-     * LOSSYNET_BATCH, and returns their number. Sets *complete when no more will follow in this
+    /* Fills in the next packets for a rank, at most `most` and at most LOSSYNET_BATCH, and returns
+     * their number. Sets *complete when no more will follow in this
      * phase. Payloads stay valid until the next call, and those in registered memory until the
      * phase ends. */
     int (*next)(void *context, lossynet_phase phase, int rank, struct ln_span *spans, int most,
@@ -202,7 +202,6 @@ struct ln_transport_facts {
     const char *link;    /* its name */
     size_t payload_most; /* bytes that fit a datagram beside header and trailer */
     size_t link_bytes;   /* memory that the link holds */
-    bool multicast;      /* parameters go to LOSSYNET_EVERYONE */
     bool threaded;       /* packets move while the caller computes */
     bool reliable;       /* the link loses and damages nothing */
     bool reads_devices;  /* payloads may be in a device's memory */

@@ -10,14 +10,13 @@
 
 /* ---- the same bits ---- */
 
-static void same_bits(double p, int ranks, bool multicast) {
+static void same_bits(double p, int ranks) {
     struct lossynet_settings settings = scenario_settings("bernoulli", p, LOSSYNET_HT);
     struct lossynet_comm *comm = open_alone(&settings);
     uint64_t want = scenario_run(comm, 0, SCENARIO_WORKERS);
     lossynet_close(comm);
     settings.link = LOSSYNET_LINK_UDP;
     settings.network.encrypt = true;
-    settings.network.multicast = multicast;
     struct rank rank[RANKS];
     run_ranks(ranks, &settings, ln_link_udp_open, run_scenario, rank, NULL);
     const struct ln_rejected none = {0};
@@ -30,9 +29,8 @@ static void same_bits(double p, int ranks, bool multicast) {
 
 static void test_same_bits(void **state) {
     (void)state;
-    same_bits(0, 2, false);
-    same_bits(0.2, 4, false);
-    same_bits(0.2, 4, true);
+    same_bits(0, 2);
+    same_bits(0.2, 4);
 }
 
 /* ---- what can be read on the way ---- */

@@ -314,44 +314,6 @@ static void test_pace(void **state) {
     assert_in_range((uintmax_t)((ln_now() - start) * 1e3), 49, 1000); /* 50 ms for 500 kB */
 }
 
-/* ---- multicast ---- */
-
-static lossynet_status open_multicast(const struct ln_link_settings *settings,
-                                      struct ln_link **out) {
-    lossynet_status status = ln_link_udp_open(settings, out);
-    if (!status && !(*out)->features.multicast) atomic_store(&post.cut, true);
-    return status;
-}
-
-/* The same bits, with loss and on a rough network, and parameters are really sent once. */
-static void check_multicast(lossynet_wire_dtype wire_dtype, bool bf16) {
-    struct lossynet_settings settings = scenario_settings("burst:3", 0.2, LOSSYNET_MEAN);
-    settings.wire_dtype = wire_dtype;
-    if (bf16) scenario_kind = SCENARIO_ROUNDED;
-    const uint64_t want = digest_alone(&settings);
-    if (bf16) scenario_kind = SCENARIO_BF16, settings.vector_dtype = LOSSYNET_BF16;
-    settings.network.multicast = true;
-    struct rank rank[RANKS];
-    for (int ranks = FEWEST; ranks <= 4; ranks += 2) {
-        run_ranks(ranks, &settings, open_multicast, run_scenario, rank, ranks == 4 ? rough : NULL);
-        if (atomic_load(&post.cut)) break; /* the loopback interface here does not carry it */
-        for (int r = 0; r < ranks; r++) {
-            assert_int_equal(rank[r].status, LOSSYNET_OK);
-            assert_true(rank[r].digest == want);
-        }
-    }
-    scenario_kind = SCENARIO_ANY;
-    if (atomic_load(&post.cut)) skip();
-}
-
-static void test_multicast(void **state) {
-    (void)state;
-    check_multicast(LOSSYNET_FLOAT32, false);
-    check_multicast(LOSSYNET_BF16, false);
-    check_multicast(LOSSYNET_BF16, true);
-    check_multicast(LOSSYNET_INT4, false);
-}
-
 /* ---- hostile datagrams ---- */
 
 /* Some of what arrives has bits flipped: anywhere, or with a checksum that fits (a peer gone mad).
@@ -552,7 +514,6 @@ int main(void) {
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_socket),
         cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_multicast),
         cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_mad_peer),
         cmocka_unit_test(test_straggler),

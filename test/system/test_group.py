@@ -134,8 +134,7 @@ def test_a_checkpoint_of_other_groups(data, tmp_path):
     (["--group=0"], 0, "--group: expected a number of workers from 1 on, or host, got '0'"),
     (["--group=some"], 0, "--group: expected a number of workers from 1 on, or host, got 'some'"),
     (["--group=2", "--algorithm=rps"], 0, "--group 2: expected --algorithm lossy or reliable, got rps"),
-    (["--group=2", "--multicast"], 0, "--group 2: expected no multicast, no deadline"),
-    (["--group=2", "--deadline=auto"], 0, "--group 2: expected no multicast, no deadline"),
+    (["--group=2", "--deadline=auto"], 0, "--group 2: expected no deadline"),
     (["--group=4"], 2, "--group 4: expected one worker in each rank, or whole groups, got 2 "
                        "workers in each"),
 ])

@@ -47,7 +47,7 @@ timeout 200 PROGRAM $COMMON --out=alone --packet-bytes=4064 --loss-rate=0.1 >alo
 echo "exit status $?" >>alone.txt
 program=PROGRAM
 ranks=4
-train multicast --link=auto $ALL --loss-rate=0.1 --multicast
+train auto --link=auto $ALL --loss-rate=0.1
 # Each rank with an --interface of its own.
 one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --interface"
 timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
@@ -136,12 +136,10 @@ def assert_same(want, log, folders):
     assert weights(folders[0]) == weights(folders[1])
 
 
-@pytest.mark.parametrize("name", ["verbs", "multicast"])
+@pytest.mark.parametrize("name", ["verbs", "auto"])
 def test_same_bits_as_one_process(guest, name):
     want, log = trained(guest, "alone"), trained(guest, name)
-    assert log[0]["options"]["multicast"] == (name == "multicast")
     assert log[0]["sends"] == "in place"
-    assert "multicast does not work" not in (guest / f"{name}.txt").read_text(errors="replace")
     assert_same(want, log, [guest / "alone", guest / name])
 
 

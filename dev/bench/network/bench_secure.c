@@ -80,7 +80,7 @@ static void measure(size_t bytes) {
         seal = least(seal, start);
         start = now();
         for (size_t i = 0; i < packets; i++)
-            if (ln_secure_open_datagram(secure[1], 0, false, header, out + i * stride, stride) !=
+            if (ln_secure_open_datagram(secure[1], 0, header, out + i * stride, stride) !=
                 LOSSYNET_SECURE_OPENED)
                 exit(1);
         open = least(open, start);

@@ -383,11 +383,6 @@ static void test_refusals(void **state) {
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
     assert_message(capture_end(), "retransmission rounds -2 and 0: expected 0 or more");
-    settings = retransmission_settings(0.1, 0, 1);
-    settings.network.multicast = true;
-    capture_begin();
-    assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "multicast: expected no repair of parameters");
 }
 
 int main(void) {
