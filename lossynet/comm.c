@@ -366,36 +366,9 @@ bool lossynet_overlaps(const struct lossynet_comm *comm) {
     return comm->transport && ln_transport_facts(comm->transport).threaded;
 }
 
-static bool register_memory(struct lossynet_comm *comm, const float *vector, size_t count,
-                            const struct lossynet_device_memory *device) {
-    if (!comm->transport || ln_rounds_vectors(comm)) return false;
-    return ln_transport_register(comm->transport, vector, count * ln_element_bytes(comm), device);
-}
-
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count) {
-    return register_memory(comm, vector, count, NULL);
-}
-
-bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
-                              const float *there, const struct lossynet_device_memory *device) {
-    if (!comm->transport || comm->feedback.mass) return false;
-    if (comm->resources.bf16) {
-        if (comm->world.rank == 0)
-            ln_log_at(&comm->resources.log,
-                      "vectors of bf16: gradients go through the host's memory");
-        return false;
-    }
-    const struct ln_transport_facts facts = ln_transport_facts(comm->transport);
-    if (!facts.reads_devices) {
-        if (comm->world.rank == 0)
-            ln_log_at(&comm->resources.log,
-                      "link %s does not read a GPU's memory: gradients go through the host's",
-                      facts.link);
-        return false;
-    }
-    if (!register_memory(comm, there, comm->partition.elements, device)) return false;
-    comm->exchange.elsewhere[worker - comm->workers.first] = (struct ln_elsewhere){vector, there};
-    return true;
+    if (!comm->transport || ln_rounds_vectors(comm)) return false;
+    return ln_transport_register(comm->transport, vector, count * ln_element_bytes(comm));
 }
 
 size_t lossynet_memory_bytes(const struct lossynet_comm *comm) {

@@ -136,15 +136,6 @@ lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossyne
  * until lossynet_close. False: packets from it are copied first, as from any other vector. */
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count);
 
-/* Network hardware sends the gradients of local worker `worker` from `there`, P elements in a GPU's
- * memory. Phases are still given `vector`, but read only those elements of it that workers of this
- * rank own. Such a packet's checksum covers its header alone (wire.h). So this needs a link that
- * checks payloads (verbs), packets with the elements as they are, and no error feedback. Both must
- * stay until lossynet_close. False: phases read all of `vector`. One line is logged if the link or
- * hardware refused, or if vectors are bfloat16. */
-bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
-                              const float *there, const struct lossynet_device_memory *device);
-
 /* For vectors of bfloat16, before lossynet_start. values[j], j < n, is the float32 value of element
  * offset + j; to[j] becomes what a packet would bring of it. A shard or a packet must begin with
  * element `offset`. (In blocks, rounding float32 to bfloat16 first would give another result.)

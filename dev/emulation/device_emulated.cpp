@@ -228,10 +228,6 @@ void *device_allocate(size_t bytes) {
     return memory;
 }
 
-int device_export(const void *, size_t, size_t *) {
-    return -1;
-}
-
 /* What `handle` of struct backend_shared holds here. */
 struct place {
     long long process;

@@ -167,9 +167,6 @@ struct backend {
     void (*h2d_convert_async)(weight *to, const float *host, size_t n);
     void (*d2h_round_async)(uint16_t *host, const float *from, size_t n);
     void (*round)(float *x, size_t n);
-    /* Returns a dma-buf file descriptor through which other devices access `memory`, at *offset.
-     * The caller closes it. -1: there is none. */
-    int (*export_memory)(const void *memory, size_t bytes, size_t *offset);
     /* Lets operations of other processes on this host read memory from `allocate`: `share` gives
      * the handle. open_shared returns an address for operations, or NULL if this device cannot
      * reach the other. Call close_shared before the process that shares the memory releases it. */

@@ -40,9 +40,7 @@ static void announce_rule(const struct run_info *run) {
            leads || again || run->loss.carries ? "" : "nothing");
     if (o->carry == OPTION_AUTO && !run->loss.carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
-               run->be->on_device ? "--device cuda, where that takes memory"
-               : o->gpu_direct    ? "--gpu-direct"
-                                  : "this --estimator");
+               run->be->on_device ? "--device cuda, where that takes memory" : "this --estimator");
     if (o->repair[0] == OPTION_AUTO && strcmp(o->deadline, "off") != 0)
         printf("note: --deadline: --repair auto goes by --loss-rate, since ranks do not measure "
                "the same loss\n");

@@ -4,20 +4,9 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "llmc/log/error.h"
 #include "llmc/log/jsonl.h"
-
-/* Lets network hardware read this worker's gradients on the device. Returns false if it cannot. */
-static bool register_gradient(const struct bucket_pipeline *s, const struct worker *w) {
-    struct lossynet_device_memory memory = {-1, 0};
-    memory.dmabuf =
-        s->be->export_memory(w->grads, s->layout->count * sizeof(float), &memory.offset);
-    bool done = lossynet_register_device(s->comm, w->id, w->comm_grads, w->grads, &memory);
-    if (memory.dmabuf >= 0) close(memory.dmabuf);
-    return done;
-}
 
 /* Registers the copy of a gradient, or only its parts that are in memory. */
 static bool register_copy(const struct bucket_pipeline *s, const struct worker *w) {
@@ -32,13 +21,10 @@ int pipeline_open(struct bucket_pipeline *s) {
     s->notice = calloc((size_t)s->local, sizeof *s->notice);
     if (!s->notice) return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < s->local; w++) {
-        const struct pipeline_notice notice = {s->comm, s->worker[w].id, s->layout->buckets, 0,
-                                               false};
+        const struct pipeline_notice notice = {s->comm, s->worker[w].id, s->layout->buckets, 0};
         s->notice[w] = notice;
     }
-    bool in_place = true, direct = s->gpu_direct && s->placement->staged;
-    if (s->gpu_direct && !s->placement->staged && s->worker[0].id == 0)
-        log_error("note: --gpu-direct: expected several processes with a GPU each: nothing to do");
+    bool in_place = true;
     for (int w = 0; w < s->local; w++) {
         const struct worker *k = &s->worker[w];
         const size_t P = s->layout->count, owned = lossynet_owned_elements(s->comm, k->id);
@@ -46,10 +32,8 @@ int pipeline_open(struct bucket_pipeline *s) {
         in_place = in_place && (!own || lossynet_register(s->comm, k->comm_params, P)) &&
                    (!own || !k->comm_grads || register_copy(s, k)) &&
                    (!k->comm_ahead || lossynet_register(s->comm, k->comm_ahead, owned));
-        direct = direct && k->grads && register_gradient(s, k);
-        s->notice[w].direct = direct;
     }
-    s->sends = direct ? "in place, gradients by the GPU" : in_place ? "in place" : "copied";
+    s->sends = in_place ? "in place" : "copied";
     return 0;
 }
 
@@ -63,13 +47,6 @@ static void gradient_sent(void *context) {
     struct pipeline_notice *n = context;
     lossynet_bucket_ready(n->comm, n->worker, n->next);
     n->next = (n->next + 1) % n->buckets;
-}
-
-/* Copies only the shards that this rank's owners average: nothing else is read in host memory. */
-static void send_owned(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
-    s->be->d2h_async(w->comm_grads, w->grads, 0);
-    for (int owner = 0; owner < s->local; owner++)
-        worker_move(w, s->be, ARRAY_COMM_GRADS, s->worker[owner].run[bucket]);
 }
 
 /* Copies a bucket's gradient, `count` elements from `offset`, to comm_gradient. */
@@ -104,9 +81,7 @@ static void complete(const struct bucket_pipeline *s, const struct worker *w, in
 static void send_gradient(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
-    if (s->notice[w - s->worker].direct)
-        send_owned(s, w, bucket);
-    else if (w->mapped)
+    if (w->mapped)
         s->be->d2h_async(w->comm_grads, w->grads, 0); /* the mark waits for what is computed */
     else if (s->placement->staged && !w->shares)
         copy_gradient(s, w, offset, count);

@@ -36,7 +36,6 @@ extern "C" {
 struct pipeline_notice { /* tells lossynet which buckets of a worker's gradient are on the host */
     struct lossynet_comm *comm;
     int worker, buckets, next; /* next: the next bucket that will be there */
-    bool direct;               /* network hardware reads them in the device's memory */
 };
 
 struct bucket_pipeline {
@@ -49,10 +48,8 @@ struct bucket_pipeline {
     const struct placement *placement; /* staged: otherwise nothing is copied */
     bool overlap;                      /* both phases proceed while workers compute */
     bool early;                        /* the GRADIENT phase proceeds while workers compute */
-    bool arriving;   /* parameters of the last broadcast are not yet on the device */
-    bool gpu_direct; /* requested: network hardware reads gradients on the device */
-    /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
-    const char *sends;
+    bool arriving;     /* parameters of the last broadcast are not yet on the device */
+    const char *sends; /* "copied", "in place" (lossynet_register) */
     /* The parameters that operations read, if they are not float32; otherwise NULL. With masters
      * (worker.h) they are the replica, and buckets are rounded when they are received. */
     weight *weights;

@@ -209,7 +209,6 @@ static int open_pipeline(struct data_parallel *d) {
         .overlap = overlaps,
         .early = overlaps && (!d->group.host || !p->residual), /* needs the whole sum */
         .arriving = false,
-        .gpu_direct = o->gpu_direct,
         .sends = NULL,
         .weights = NULL,
         .current = false,

@@ -55,7 +55,7 @@ bool comm_may_lose(const struct options *o, int ranks) {
 
 static bool carry_fits(const struct options *o) {
     const bool estimates = o->estimator == LOSSYNET_MEAN || o->estimator == LOSSYNET_ZERO;
-    return o->algorithm == ALGORITHM_LOSSY && estimates && !o->gpu_direct;
+    return o->algorithm == ALGORITHM_LOSSY && estimates;
 }
 
 double comm_carry(const struct options *o, int ranks, bool on_device) {
@@ -100,7 +100,7 @@ void comm_choose_wire(struct options *o) {
     if (o->wire_dtype != OPTION_WIRE_AUTO) return;
     o->wire_dtype_chosen = true;
     o->wire_dtype = OPTION_WIRE_FLOAT32;
-    if (!broadcasts || o->gpu_direct || o->plain) return;
+    if (!broadcasts || o->plain) return;
     if (sends_again(o, o->loss_rate) || link_is_the_limit(o, gpu))
         o->wire_dtype = OPTION_WIRE_INT8;
     else if (gpu && o->dtype != OPTION_DTYPE_FLOAT32)
@@ -114,7 +114,7 @@ void comm_note_loss(const struct options *o, const struct run_metrics *record,
     const double lost[2] = {rate, rate};
     char line[128];
     if (record->steps != 50 || !o->wire_dtype_chosen || o->wire_dtype >= OPTION_WIRE_INT8 ||
-        o->gpu_direct || o->repair[p] != OPTION_AUTO || !sends_again(o, lost))
+        o->repair[p] != OPTION_AUTO || !sends_again(o, lost))
         return;
     snprintf(
         line, sizeof line,
@@ -252,12 +252,8 @@ int comm_check(const struct options *o, int workers, int ranks) {
     if (comm_group(o) > 1 && worker_steps_alone(o))
         return log_error("--group %d: expected --algorithm lossy or reliable, got %s",
                          comm_group(o), algorithm);
-    if (comm_group(o) > 1 && (o->gpu_direct || o->meet))
-        return log_error("--group %d: expected no --gpu-direct and no --meet", comm_group(o));
-    if (o->gpu_direct && (o->algorithm != ALGORITHM_LOSSY || o->carry > 0 || o->encrypt ||
-                          o->wire_dtype != OPTION_WIRE_FLOAT32))
-        return log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
-                         "--wire-dtype, for which the host has to see gradients");
+    if (comm_group(o) > 1 && o->meet)
+        return log_error("--group %d: expected no --meet", comm_group(o));
     if (o->repair_budget > 0 && !comm_rounds(o, LOSSYNET_GRADIENT) &&
         !comm_rounds(o, LOSSYNET_PARAMETER))
         return log_error("--repair-budget: expected --repair too, the rounds that may use it");

@@ -23,7 +23,6 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.run.steps_alone = worker_steps_alone(o);
     s.run.narrow = o->wire_dtype != OPTION_WIRE_FLOAT32;
     s.run.changes = o->meet != NULL;
-    s.run.gpu_direct = o->gpu_direct;
     s.batch = o->batch;
     s.seq = seq;
     s.wire.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;

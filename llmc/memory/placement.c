@@ -22,17 +22,15 @@ struct placement placement_of(const struct placement_run *r) {
     /* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
     p.rounds =
         r->device && bf16 && owners && r->workers > 1 && r->narrow && !(carries && r->group > 1);
-    p.copies_bf16 = p.masters && p.rounds && !r->gpu_direct;
+    p.copies_bf16 = p.masters && p.rounds;
     p.residual = r->device && carries && p.trains;
     p.weights = r->device && bf16;
     p.borrows = p.staged && p.trains && !p.masters;
     p.gathers = r->workers > 1 && !p.borrows;
     /* A step with several micro-batches adds them up in the whole gradient. With --carry, the
      * residual is taken from the whole gradient, too. */
-    if (p.masters && r->micro_batches <= 1 && !carries && !r->gpu_direct)
-        p.slots = slots_of(r->layers);
-    if (p.shares_ranks && p.staged && owners && p.trains && !r->gpu_direct)
-        p.copy_slots = slots_of(r->layers);
+    if (p.masters && r->micro_batches <= 1 && !carries) p.slots = slots_of(r->layers);
+    if (p.shares_ranks && p.staged && owners && p.trains) p.copy_slots = slots_of(r->layers);
     const bool has[ARRAYS] = {[ARRAY_PARAMS] = !p.masters,
                               [ARRAY_MASTER] = p.masters,
                               [ARRAY_WEIGHTS] = p.weights,

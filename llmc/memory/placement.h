@@ -59,7 +59,6 @@ struct placement_run { /* what decides */
     bool changes;     /* ranks may die and join (--meet) */
     bool carries[2];  /* --carry: on a CPU, on a device */
     bool leads;       /* owners keep values ahead of the model, which they broadcast (--lead) */
-    bool gpu_direct;  /* network hardware reads gradients on the device */
     bool narrow;      /* elements of packets of gradients are narrower than float32 */
 };
 

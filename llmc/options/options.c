@@ -226,9 +226,6 @@ static const struct option_entry table[] = {
            "udp, verbs: encrypt and authenticate every datagram"),
     STRING("key-file", key_file, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "FILE",
            "with --encrypt: a secret file of 16 to 4,096 bytes. Only ranks that have it can join"),
-    SWITCH("gpu-direct", gpu_direct, NEUTRAL | IF_DATAGRAMS,
-           "verbs: the adapter reads gradients from the GPU's memory, if it can (dma-buf, "
-           "nvidia-peermem). Only the adapter's own checksum protects them then"),
     NUMBER("link-gbps", link_gbps, IF_RATED, "100", 1e-6, 1e6, "GBIT",
            "link speed of a worker, for --dry-run and --wire-dtype auto"),
 

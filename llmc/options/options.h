@@ -99,7 +99,7 @@ struct options {
     bool meet_anew;
     const char *deadline;
     const char *record_loss;
-    bool no_overlap, encrypt, gpu_direct;
+    bool no_overlap, encrypt;
     const char *key_file;
     /* output */
     const char *out, *log;

@@ -178,14 +178,8 @@ struct ln_source { /* where the packets of a phase that we send come from */
     int *next;                 /* [R]: local worker that sends next */
 };
 
-struct ln_elsewhere {    /* a local worker's gradients in a device's memory */
-    const float *vector; /* the vector that phases are given; NULL: not in a device's memory */
-    const float *there;  /* the same gradients in the device's memory */
-};
-
 struct ln_exchange {
-    struct ln_source source[2];     /* by phase */
-    struct ln_elsewhere *elsewhere; /* [V] */
+    struct ln_source source[2]; /* by phase */
     uint8_t *rounded; /* [LOSSYNET_BATCH][packet_bytes]: rounded payloads; NULL: none are rounded */
     /* For each packet that a local worker owns: its parameters in blocks, packed once for all
      * receivers, and whether this is done. NULL: they are packed for each receiver. */

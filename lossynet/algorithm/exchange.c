@@ -121,9 +121,7 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                           struct ln_cursor *at, struct ln_span *spans, int n, int most) {
     const struct ln_partition *partition = &comm->partition;
     const struct ln_source *source = &comm->exchange.source[phase];
-    const struct ln_elsewhere *elsewhere = &comm->exchange.elsewhere[v];
-    const bool device = phase == LOSSYNET_GRADIENT && elsewhere->vector == source->vectors[v];
-    const float *vector = device ? elsewhere->there : source->vectors[v];
+    const float *vector = source->vectors[v];
     const int ready = __atomic_load_n(&source->ready[v], __ATOMIC_ACQUIRE);
     const int sender = comm->workers.first + v;
     for (; at->bucket < ready; at->bucket++, at->receiver = 0) {
@@ -153,8 +151,7 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                                                    : 0},
                     .payload =
                         payload(comm, phase, v, n, vector, bucket, at->packet, offset, count),
-                    .bytes = ln_payload_bytes(partition->dtype[phase], count),
-                    .device = device};
+                    .bytes = ln_payload_bytes(partition->dtype[phase], count)};
                 n++;
             }
         }
@@ -299,7 +296,6 @@ void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes
     }
     comm->exchange.release = release;
     open_inbox(comm, allocate);
-    COMM_TAKE(comm, comm->exchange.elsewhere, local);
     comm->exchange.packet_bytes =
         ln_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
     if (ln_has_bf16(partition))
@@ -339,5 +335,4 @@ void ln_exchange_close(struct lossynet_comm *comm) {
     free(exchange->rounded);
     free(exchange->kept);
     free(exchange->is_kept);
-    free(exchange->elsewhere);
 }

@@ -84,12 +84,6 @@ enum {
     LOSSYNET_SECURE_BYTES = 24, /* after the payload of an encrypted datagram; crypto/crypto.h */
 };
 
-struct lossynet_device_memory { /* how network hardware finds a device's memory */
-    int dmabuf;    /* a file descriptor of the dma-buf that contains it, which the caller closes
-                      after registering; -1: there is only the memory's address */
-    size_t offset; /* in dmabuf, bytes */
-};
-
 /* Loss that the sender injects, in memory and on every link. */
 struct lossynet_loss_settings {
     double rate[2];    /* by phase, in [0, 1] */

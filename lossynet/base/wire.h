@@ -23,11 +23,11 @@
  * Every number is little-endian, and so are the payload's elements. All machines that this program
  * runs on use this order, so that a payload of float32 is copied and never converted.
  *
- *   version   8
+ *   version   9
  *   type, k, e         share one byte: its low four bits, the next two, and the high two
  *   e         DATA: the elements. 0 is float32 (IEEE 754), 1 is bfloat16, the upper half of a
- *             float32, and 3 is blocks with a scale (partition/elements.c); a run uses one of them
- *             for all. 2 is float32 as in 0, but sent from a device's memory.
+ *             float32, and 2 is blocks with a scale (partition/elements.c); a run uses one of them
+ *             for all.
  *             DONE of kind GRADIENT: 1 if the sender has no gradient in this step. Others: 0.
  *   type      DATA     one packet of a shard: its elements, without gaps.
  *             DONE     the sender has sent all its packets of this phase to the receiver, `packet`
@@ -71,8 +71,6 @@
  *             the sender's clock in microseconds. ACK: the sequence of the MESSAGE that it answers,
  *             or 0.
  *   checksum  CRC32C (RFC 3720, appendix B.4) of the header, with 0 in this field, and the payload.
- *             With e = 2 it covers only the header: this is used only over links whose hardware
- *             checks payloads from end to end.
  *
  * The state of a rank towards another rank is nine numbers of 4 bytes:
  *    0  open[GRADIENT], open[PARAMETER]: phases that the rank has opened. It takes DATA of the last
@@ -122,8 +120,8 @@ enum {
 /* kinds, after LOSSYNET_GRADIENT and LOSSYNET_PARAMETER */
 enum { WIRE_MESSAGES = 2, WIRE_PULSES, WIRE_KINDS };
 
-enum { WIRE_FLOAT32, WIRE_BF16, WIRE_DEVICE_FLOAT32, WIRE_BLOCKS }; /* elements */
-enum { WIRE_IDLE = 1 };                                             /* the same field in DONE */
+enum { WIRE_FLOAT32, WIRE_BF16, WIRE_BLOCKS }; /* elements */
+enum { WIRE_IDLE = 1 };                        /* the same field in DONE */
 
 enum { WIRE_RUN_AT = 4, WIRE_SEQUENCE_AT = 20, WIRE_CHECKSUM_AT = 24 };
 

@@ -25,7 +25,6 @@ struct ln_datagram { /* to send */
     const void *payload; /* may be NULL if length is 0 */
     size_t length;       /* of the payload, bytes */
     bool bulk;           /* travels in the class of DATA; the same in all of a batch */
-    bool device;         /* payload is in registered memory of a device; the host cannot read it */
 };
 
 struct ln_arrival { /* a received datagram, header and payload in one piece */
@@ -36,7 +35,6 @@ struct ln_arrival { /* a received datagram, header and payload in one piece */
 
 struct ln_link_features {
     bool reliable;       /* loses and repeats nothing, keeps the order between two ranks (MPI) */
-    bool checks_payload; /* hardware drops datagrams whose payload was damaged */
     size_t payload_most; /* most bytes of payload in a datagram between any two ranks, the same on
                             all ranks, a multiple of 4 */
     int receive_queue;   /* datagrams of full size that this rank can hold before it reads them;
@@ -70,9 +68,8 @@ struct ln_link {
 
     /* Optional, with settle. Registers memory with payloads, until close, so that hardware can read
      * them in place. Payloads in other memory are copied. If it fails, it returns false, mostly
-     * after one line, and these payloads are copied too. device: NULL for host memory. */
-    bool (*register_memory)(struct ln_link *link, const void *memory, size_t bytes,
-                            const struct lossynet_device_memory *device);
+     * after one line, and these payloads are copied too. */
+    bool (*register_memory)(struct ln_link *link, const void *memory, size_t bytes);
     /* Waits until everything that was sent has left, or cannot leave. */
     void (*settle)(struct ln_link *link);
 

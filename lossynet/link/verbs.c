@@ -117,9 +117,8 @@ static void link_wake(struct ln_link *link) {
     verbs_queue_wake(&((struct link_verbs *)link)->queue);
 }
 
-static bool link_register(struct ln_link *link, const void *memory, size_t bytes,
-                          const struct lossynet_device_memory *device) {
-    return verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes, device);
+static bool link_register(struct ln_link *link, const void *memory, size_t bytes) {
+    return verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes);
 }
 
 static void link_settle(struct ln_link *link) {
@@ -271,7 +270,6 @@ lossynet_status ln_link_verbs_open(const struct ln_link_settings *settings, stru
     if (!peer_table_open(&v->table, settings->world.ranks) || !v->peers) goto close_link;
     v->link = (struct ln_link){
         .name = "verbs",
-        .features.checks_payload = true, /* by the invariant CRC (IBA 7.8.1) */
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,

@@ -149,8 +149,7 @@ int verbs_queue_receive(struct verbs_queue *q);
 /* Do what link.h says. Registered memory must not be freed before close. */
 void verbs_queue_wait(struct verbs_queue *q, double seconds);
 void verbs_queue_wake(struct verbs_queue *q);
-bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes,
-                          const struct lossynet_device_memory *device);
+bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes);
 
 /* Marks the queue as failed, and logs one line the first time. Returns LOSSYNET_LINK. */
 lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why);

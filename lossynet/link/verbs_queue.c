@@ -15,9 +15,7 @@
  * v2 over IPv4 the last 20 of these bytes are the IP header, and the first 20 are undefined
  * (A17.4.5.2).
  *
- * Payloads lie in host memory, which is pinned if a GPU copies them there. Or they lie in a GPU's
- * memory, which is registered by dma-buf (ibv_reg_dmabuf_mr) or, with nvidia-peermem, by its
- * address.
+ * Payloads lie in host memory, which is pinned if a GPU copies them there.
  */
 #ifdef LOSSYNET_VERBS
 #include "lossynet/link/verbs.h"
@@ -308,24 +306,11 @@ void verbs_queue_flush(struct verbs_queue *q) {
     if (q->qp) await_sends(q, q->tx.posted);
 }
 
-static struct ibv_mr *make_region(struct verbs_queue *q, const void *memory, size_t bytes,
-                                  const struct lossynet_device_memory *device) {
-    if (device && device->dmabuf >= 0)
-        return ibv_reg_dmabuf_mr(q->pd, device->offset, bytes, (uintptr_t)memory, device->dmabuf,
-                                 0);
-    return ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* for reading only */
-}
-
-bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes,
-                          const struct lossynet_device_memory *device) {
+bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes) {
     if (q->tx.region_count == VERBS_REGIONS || bytes == 0) return false;
-    struct ibv_mr *mr = make_region(q, memory, bytes, device);
+    struct ibv_mr *mr = ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* for reading only */
     if (mr)
         add_region(q, (struct verbs_region){(const uint8_t *)memory, bytes, mr});
-    else if (device)
-        ln_log("rank %d, RDMA port %s: cannot register %zu MB of a GPU's memory (%s), so "
-               "gradients go through the host's: this needs dma-buf or nvidia-peermem",
-               q->rank, q->port.name, bytes >> 20, strerror(errno));
     else
         ln_log("rank %d, RDMA port %s: cannot register %zu MB (%s), so payloads are copied: "
                "raise the limit of locked memory (ulimit -l)",

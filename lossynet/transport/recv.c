@@ -26,17 +26,11 @@ static bool is_local(const struct ln_transport *t, int worker) {
     return worker / t->shape.local == t->world.rank;
 }
 
-static bool fit(const struct ln_transport *t, uint8_t elements) {
-    return elements == t->shape.elements ||
-           (elements == WIRE_DEVICE_FLOAT32 && t->link->features.checks_payload &&
-            t->shape.elements == WIRE_FLOAT32);
-}
-
 /* Checks the fields of DATA, and fills in `packet`. Returns the counter of the error, or NULL. */
 static uint64_t *reject(struct ln_transport *t, const struct wire_header *h,
                         struct ln_packet *packet) {
     struct ln_rejected *rejected = &t->receiver.rejected;
-    if (h->kind >= 2 || !fit(t, h->elements) || h->sender >= t->shape.workers ||
+    if (h->kind >= 2 || h->elements != t->shape.elements || h->sender >= t->shape.workers ||
         is_local(t, h->sender) || h->bucket >= (uint32_t)t->shape.buckets)
         return &rejected->invalid;
     *packet = (struct ln_packet){.sender = h->sender,

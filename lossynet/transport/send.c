@@ -26,8 +26,7 @@ static void encode(struct ln_transport *t, struct ln_flow *flow, int kind, int n
                                       .version = WIRE_VERSION,
                                       .type = WIRE_DATA,
                                       .kind = (uint8_t)kind,
-                                      .elements =
-                                          span->device ? WIRE_DEVICE_FLOAT32 : t->shape.elements,
+                                      .elements = t->shape.elements,
                                       .run = (uint32_t)t->session.id,
                                       .sender = (uint16_t)span->packet.sender,
                                       .receiver = (uint16_t)span->packet.receiver,
@@ -40,7 +39,6 @@ static void encode(struct ln_transport *t, struct ln_flow *flow, int kind, int n
         d->payload = span->payload;
         d->length = span->bytes;
         d->bulk = true;
-        d->device = span->device;
     }
 }
 

@@ -47,7 +47,7 @@ static void seal(struct ln_transport *t, int peer, struct ln_datagram *d, int sl
         d->length = sealed;
     } else if (!t->link->features.reliable) {
         uint32_t crc = ln_crc32c(0, d->header, WIRE_HEADER_BYTES);
-        if (!d->device) crc = ln_crc32c(crc, d->payload, d->length);
+        crc = ln_crc32c(crc, d->payload, d->length);
         wire_put(d->header + WIRE_CHECKSUM_AT, crc, 4);
     }
 }
@@ -64,9 +64,7 @@ static bool is_intact(const struct ln_transport *t, const struct wire_header *h,
                       size_t bytes) {
     if (t->link->features.reliable) return true;
     wire_put(datagram + WIRE_CHECKSUM_AT, 0, 4);
-    bool header_alone = t->link->features.checks_payload && h->type == WIRE_DATA &&
-                        h->elements == WIRE_DEVICE_FLOAT32;
-    uint32_t crc = ln_crc32c(0, datagram, header_alone ? WIRE_HEADER_BYTES : bytes);
+    uint32_t crc = ln_crc32c(0, datagram, bytes);
     wire_put(datagram + WIRE_CHECKSUM_AT, h->checksum, 4);
     return crc == h->checksum;
 }

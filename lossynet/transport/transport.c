@@ -187,7 +187,6 @@ struct ln_transport_facts ln_transport_facts(const struct ln_transport *t) {
         .link_bytes = t->link->memory_bytes,
         .threaded = t->threads.threaded,
         .reliable = t->link->features.reliable,
-        .reads_devices = t->link->features.checks_payload,
     };
 }
 
@@ -218,11 +217,10 @@ void ln_transport_set_step(struct ln_transport *t, uint64_t step) {
     __atomic_store_n(&t->session.step, step, __ATOMIC_RELAXED); /* ln_session_step */
 }
 
-bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes,
-                           const struct lossynet_device_memory *device) {
+bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes) {
     if (!t->link->register_memory || t->session.secure) return false;
     ln_progress_enter(t);
-    bool done = t->link->register_memory(t->link, memory, bytes, device);
+    bool done = t->link->register_memory(t->link, memory, bytes);
     ln_progress_leave(t);
     return done;
 }

@@ -37,7 +37,6 @@ struct ln_span { /* a packet to send */
     struct ln_packet packet;
     const void *payload;
     size_t bytes;
-    bool device; /* the payload is in a device's memory, which the link can read */
 };
 
 enum ln_delivery { LOSSYNET_TAKEN, LOSSYNET_CAME_BEFORE, LOSSYNET_NOT_FINITE };
@@ -204,7 +203,6 @@ struct ln_transport_facts {
     size_t link_bytes;   /* memory that the link holds */
     bool threaded;       /* packets move while the caller computes */
     bool reliable;       /* the link loses and damages nothing */
-    bool reads_devices;  /* payloads may be in a device's memory */
 };
 
 struct ln_transport_facts ln_transport_facts(const struct ln_transport *t);
@@ -222,8 +220,7 @@ void ln_transport_set_step(struct ln_transport *t, uint64_t step);
 
 /* Lets the link's hardware read payloads in this memory in place, until close. Returns false if
  * the link copies them instead. */
-bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes,
-                           const struct lossynet_device_memory *device);
+bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes);
 
 /* ---- the network before a run (probe.c) ---- */
 

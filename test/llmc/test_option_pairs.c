@@ -163,11 +163,10 @@ static void print_settings(FILE *to, const struct options *o, bool on_device) {
                 s.retransmission_budget);
     fprintf(to, "%d %g %d\n", s.lead, s.error_feedback ? o->carry : 0, s.error_feedback);
     if (s.link == LOSSYNET_LINK_MPI) return; /* struct lossynet_network has no effect */
-    fprintf(to, "%s %g %g %g %d %g %d %s %d %d %d\n",
-            s.network.interface ? s.network.interface : "", s.network.pace_gbps,
-            s.network.loss_budget, s.network.peer_timeout, s.network.skip_late, s.network.deadline,
-            s.network.encrypt, s.network.key_file ? s.network.key_file : "", s.network.dscp,
-            o->no_overlap, o->gpu_direct);
+    fprintf(to, "%s %g %g %g %d %g %d %s %d %d\n", s.network.interface ? s.network.interface : "",
+            s.network.pace_gbps, s.network.loss_budget, s.network.peer_timeout, s.network.skip_late,
+            s.network.deadline, s.network.encrypt, s.network.key_file ? s.network.key_file : "",
+            s.network.dscp, o->no_overlap);
 }
 
 static char *effect_of(const struct options *o) {

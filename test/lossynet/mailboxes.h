@@ -46,13 +46,10 @@ static struct {
     struct letter *first[RANKS], **last[RANKS];
     int sends_left;              /* the send after so many fails; negative: none */
     atomic_int settled, changed; /* payloads in registered memory: as they were sent, or not */
-    atomic_int from_device;
 } office;
 
-static bool mail_register(struct ln_link *link, const void *memory, size_t bytes,
-                          const struct lossynet_device_memory *device) {
+static bool mail_register(struct ln_link *link, const void *memory, size_t bytes) {
     struct mail_link *mail = (struct mail_link *)link;
-    (void)device;
     if (mail->regions == REGIONS) return false;
     mail->region[mail->regions] = memory;
     mail->region_bytes[mail->regions++] = bytes;
@@ -97,7 +94,6 @@ static lossynet_status mail_send(struct ln_link *link, int peer, const struct ln
         if (batch[i].length) {
             memcpy(letter->datagram + WIRE_HEADER_BYTES, batch[i].payload, batch[i].length);
             lend(mail, batch[i].payload, batch[i].length);
-            office.from_device += batch[i].device;
         }
         *office.last[peer] = letter;
         office.last[peer] = &letter->next;
@@ -161,7 +157,6 @@ static lossynet_status mail_open(const struct ln_link_settings *settings, struct
     mail->link = (struct ln_link){
         .name = "mail",
         .features.reliable = true,
-        .features.checks_payload = true,
         .features.payload_most = 4096,
         .features.receive_queue = 64 * settings->world.ranks,
         .send = mail_send,

@@ -113,23 +113,6 @@ static inline struct lossynet_settings scenario_settings(const char *model, doub
     return settings;
 }
 
-/* Gradients leave from other memory than the vectors they are in (lossynet_register_device). */
-static bool scenario_device;
-
-/* `there` gets all of a gradient, which keeps only what this rank's workers own. */
-static inline void scenario_leave(const struct lossynet_comm *comm, float *gradient, float *there,
-                                  size_t elements, int rank, int local) {
-    memcpy(there, gradient, elements * sizeof *there);
-    for (size_t e = 0; e < elements; e++) gradient[e] = NAN;
-    for (int owner = rank * local; owner < (rank + 1) * local; owner++) {
-        for (int b = 0; b < SCENARIO_BUCKETS; b++) {
-            size_t offset, count;
-            lossynet_shard(comm, owner, b, &offset, &count);
-            memcpy(gradient + offset, there + offset, count * sizeof *there);
-        }
-    }
-}
-
 /* What phases are given. All but the first give the same digest, with gradients that bfloat16 can
  * hold. */
 static enum {
@@ -313,17 +296,13 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
     scenario_open(&s);
     float **gradient = s.gradient, **parameter = s.parameter;
     float **vectors = scenario_is_apart() ? s.given_parameter : parameter;
-    float **there = take_vectors(local, elements), **ahead = take_vectors(local, elements);
-    const struct lossynet_device_memory device = {-1, 0};
-    bool leaves = scenario_device;
+    float **ahead = take_vectors(local, elements);
     float *fresh = (float *)calloc(elements, sizeof *fresh);
     uint64_t *mine = (uint64_t *)calloc((size_t)local, sizeof *mine);
     uint64_t all[SCENARIO_WORKERS], digest = 0xcbf29ce484222325u;
     lossynet_status status = LOSSYNET_OK;
 
     scenario_register(&s, ahead);
-    for (int v = 0; v < local && leaves; v++)
-        leaves = lossynet_register_device(comm, rank * local + v, gradient[v], there[v], &device);
     for (uint64_t step = 0; step < SCENARIO_STEPS && !status; step++) {
         bool lossless = step == 5;
         status = lossynet_step_begin(comm, step);
@@ -334,8 +313,6 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
                 if (scenario_kind != SCENARIO_ANY)
                     gradient[v][e] = ln_bf16_widen(ln_bf16_narrow(gradient[v][e]));
             }
-        for (int v = 0; v < local && leaves; v++)
-            scenario_leave(comm, gradient[v], there[v], elements, rank, local);
         if (!status) status = scenario_reduce(&s, step, lossless);
         for (int v = 0; v < local; v++) {
             float *next = ahead[v];
@@ -377,7 +354,6 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
     }
     free(mine);
     free(fresh);
-    free_vectors(there);
     free_vectors(ahead);
     scenario_close(&s);
     return status ? 0 : digest;

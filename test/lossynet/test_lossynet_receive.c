@@ -282,38 +282,6 @@ static void test_receive_blocks(void **state) {
     lossynet_close(comm);
 }
 
-/* From a device's memory, over a link whose hardware checks payloads: the checksum is the
- * header's. */
-static void test_receive_from_a_device(void **state) {
-    (void)state;
-    struct lossynet_comm *comm = open_peer();
-    float **x = take_vectors(2, 290);
-    const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    uint8_t bytes[WIRE_HEADER_BYTES + sizeof ones];
-    fake.link.features.checks_payload = true;
-    lossynet_step_begin(comm, 5);
-    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
-    struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
-    h.elements = WIRE_DEVICE_FLOAT32;
-    wire_encode(bytes, &h);
-    wire_put(bytes + WIRE_CHECKSUM_AT, ln_crc32c(0, bytes, WIRE_HEADER_BYTES), 4);
-    memcpy(bytes + WIRE_HEADER_BYTES, ones, sizeof ones);
-    feed_bytes(comm, bytes, sizeof bytes, true, 1); /* the checksum of all */
-    assert_int_equal(comm->transport->receiver.rejected.corrupt, 1);
-    for (int i = 0; i < WIRE_HEADER_BYTES; i++) {
-        bytes[i] ^= 1;
-        feed_bytes(comm, bytes, sizeof bytes, false, 1);
-        bytes[i] ^= 1;
-    }
-    feed_bytes(comm, bytes, sizeof bytes, false, 1);
-    feed_control(comm, WIRE_DONE, LOSSYNET_GRADIENT, 0, 1, 1);
-    comm->averaging.estimator = LOSSYNET_MEAN;
-    assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
-    for (size_t e = 0; e < 290; e++) assert_close(x[1][e], e >= 64 && e < 80 ? 1 / 3.0 : 0, 1e-6);
-    free_vectors(x);
-    lossynet_close(comm);
-}
-
 /* Each wrong datagram is counted as what is wrong with it, and changes nothing. */
 static void test_rejected(void **state) {
     (void)state;
@@ -338,7 +306,6 @@ static void test_rejected(void **state) {
         WRONG(invalid, h.kind = 2);
         WRONG(invalid, h.kind = 3);
         WRONG(invalid, h.elements = WIRE_BF16);
-        WRONG(invalid, h.elements = WIRE_DEVICE_FLOAT32); /* no hardware checks its payload */
         WRONG(invalid, h.elements = 3);
         WRONG(invalid, h.type = 0);
         WRONG(invalid, h.type = WIRE_TYPES);
@@ -695,21 +662,13 @@ static void test_random_datagrams(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wire),
-        cmocka_unit_test(test_receive),
-        cmocka_unit_test(test_receive_bf16),
-        cmocka_unit_test(test_receive_blocks),
-        cmocka_unit_test(test_receive_from_a_device),
-        cmocka_unit_test(test_rejected),
-        cmocka_unit_test(test_impossible_counters),
-        cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_nonces),
-        cmocka_unit_test(test_owed_message),
-        cmocka_unit_test(test_a_repeated_fragment),
-        cmocka_unit_test(test_a_flood),
-        cmocka_unit_test(test_default_packets),
-        cmocka_unit_test(test_forged_abort),
-        cmocka_unit_test(test_random_datagrams),
+        cmocka_unit_test(test_wire),         cmocka_unit_test(test_receive),
+        cmocka_unit_test(test_receive_bf16), cmocka_unit_test(test_receive_blocks),
+        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_impossible_counters),
+        cmocka_unit_test(test_answers),      cmocka_unit_test(test_nonces),
+        cmocka_unit_test(test_owed_message), cmocka_unit_test(test_a_repeated_fragment),
+        cmocka_unit_test(test_a_flood),      cmocka_unit_test(test_default_packets),
+        cmocka_unit_test(test_forged_abort), cmocka_unit_test(test_random_datagrams),
     };
     return cmocka_run_group_tests_name("lossynet, receiving", tests, NULL, NULL);
 }

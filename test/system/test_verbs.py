@@ -10,9 +10,8 @@ import subprocess
 
 import pytest
 
-from program import (BUILD, MPI, PROGRAM, ROOT, SANITIZED, markov_tokens, read_log, run, succeed,
+from program import (BUILD, MPI, PROGRAM, ROOT, SANITIZED, markov_tokens, read_log, run,
                      write_tokens)
-from test_device import EMULATED
 from test_program import numbers, weights
 
 pytestmark = pytest.mark.takes(120)
@@ -53,11 +52,6 @@ one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --interface"
 timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
     >verbs.txt 2>&1
 echo "exit status $?" >>verbs.txt
-# An emulated GPU's memory, which the host may not read, by its address.
-program=EMULATED
-ranks=2
-train direct --link=verbs --interface=rxe0,rxe1 --loss-rate=0.1 --device=cuda --gpu-direct \\
-    --workers=2 --steps=2
 program=PROGRAM
 ranks=4
 devices_lose 4 10
@@ -83,7 +77,7 @@ def guest(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guest")
     write_tokens(folder / "train.bin", markov_tokens(20_000, 512, 1), 512)
     job = JOB
-    for name, value in {"DEVICES": VM / "devices.sh", "PROGRAM": PROGRAM, "EMULATED": EMULATED,
+    for name, value in {"DEVICES": VM / "devices.sh", "PROGRAM": PROGRAM,
                         "LINK_TEST": SANITIZED.parent / "test" / "lossynet" / "link" / "test_link_verbs",
                         "STEPS": STEPS}.items():
         job = job.replace(name, str(value))
@@ -141,19 +135,6 @@ def test_same_bits_as_one_process(guest, name):
     want, log = trained(guest, "alone"), trained(guest, name)
     assert log[0]["sends"] == "in place"
     assert_same(want, log, [guest / "alone", guest / name])
-
-
-def test_from_the_memory_of_a_gpu(guest, tmp_path):
-    """With --gpu-direct, the adapter reads gradients from memory that only the device can access."""
-    log = trained(guest, "direct")
-    assert log[0]["sends"] == "in place, gradients by the GPU"
-    succeed("--model=260K", f"--train={guest}/train.bin", "--workers=2", "--batch=1", "--seq=8",
-            "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4064",
-            "--loss-rate=0.1", "--wire-dtype=float32", "--device=cuda", f"--out={tmp_path}/mpi",
-            program=EMULATED, ranks=2)
-    mpi = read_log(tmp_path / "mpi" / "log.jsonl")
-    assert mpi[0]["sends"] == "copied"
-    assert_same(mpi, log, [tmp_path / "mpi", guest / "direct"])
 
 
 def test_kernel_made_loss(guest):

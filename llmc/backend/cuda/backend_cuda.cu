@@ -210,11 +210,6 @@ static void close_shared(const void *memory) {
     device_close_shared(memory);
 }
 
-static int export_memory(const void *memory, size_t bytes, size_t *offset) {
-    device_scope scope;
-    return device_export(memory, bytes, offset);
-}
-
 /* The same on the way out. */
 static void d2h_round_async(uint16_t *host, const float *from, size_t n) {
     static struct stream_memory memory;
@@ -707,7 +702,6 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
     b.h2d_convert_async = h2d_convert_async;
     b.d2h_round_async = d2h_round_async;
     b.round = round_to_bf16;
-    b.export_memory = export_memory;
     b.share = share;
     b.open_shared = open_shared;
     b.close_shared = close_shared;

@@ -152,23 +152,6 @@ void device_close_shared(const void *memory) {
     CHECK(cudaIpcCloseMemHandle((void *)memory));
 }
 
-/* Exports whole pages. It is no error if the driver, the chip or the memory does not support
- * this. The runtime has no function for it, so this calls the driver that the runtime loaded. */
-int device_export(const void *memory, size_t bytes, size_t *offset) {
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    void *call = driver ? dlsym(driver, "cuMemGetHandleForAddressRange") : NULL;
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t start = (size_t)memory / page * page;
-    const size_t end = ((size_t)memory + bytes + page - 1) / page * page;
-    int dmabuf = -1;
-    *offset = (size_t)memory - start;
-    if (call && ((decltype(cuMemGetHandleForAddressRange) *)call)(
-                    &dmabuf, start, end - start, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0))
-        dmabuf = -1;
-    if (driver) dlclose(driver);
-    return dmabuf;
-}
-
 void device_release(void *memory) {
     CHECK(cudaFree(memory)); /* waits for operations that may use it */
 }

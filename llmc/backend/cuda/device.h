@@ -52,9 +52,6 @@
  * a stream of its own in each direction and two buffers, so that one part is rounded while another
  * is copied.
  *
- * If network hardware reads gradients on the device (--gpu-direct), copy-out copies only what the
- * rank's own workers average, and still waits for the bucket.
- *
  * Workers that share a device and a process exchange in its memory, on the compute stream, and need
  * no copies. The host also waits in `download`.
  *
@@ -142,8 +139,6 @@ void device_in_end(void);
 bool device_share(const void *memory, struct backend_shared *out);
 const void *device_open_shared(const struct backend_shared *shared);
 void device_close_shared(const void *memory);
-/* See export_memory in backend.h; CUDA Driver API, cuMemGetHandleForAddressRange. */
-int device_export(const void *memory, size_t bytes, size_t *offset);
 
 /* Working memory of operations. It grows and never shrinks, and is not zeroed. Its contents last
  * until the next operation that asks for the same. The program ends if there is none. */

@@ -199,11 +199,11 @@ static void test_all_sizes(void **state) {
     assert_true(link->memory_bytes <= ln_link_verbs_memory(RANKS, 0));
     static uint8_t payload[2 * 4096], registered[2 * 4096];
     for (int r = 0; r < RANKS; r++)
-        assert_true(ranks[r].link->register_memory(ranks[r].link, registered, 2 * 4096, NULL));
+        assert_true(ranks[r].link->register_memory(ranks[r].link, registered, 2 * 4096));
     static uint8_t parts[8 * 4096]; /* 1, 3 and 6 are registered, not in this order */
     static const int part[] = {3, 6, 1};
     for (int i = 0; i < 3; i++)
-        assert_true(link->register_memory(link, parts + part[i] * 4096, 4096, NULL));
+        assert_true(link->register_memory(link, parts + part[i] * 4096, 4096));
     for (int i = 0; i < 8; i++) {
         assert_delivers(0, 1, parts + i * 4096, 4096 - WIRE_HEADER_BYTES);
         assert_delivers(0, 2, parts + i * 4096 - i * 100, 1000);
@@ -234,7 +234,7 @@ static void test_batches(void **state) {
     struct ln_arrival arrivals[LOSSYNET_BATCH];
     struct ln_link *link = ranks[3].link;
     for (int in_place = 0; in_place < 2; in_place++) {
-        if (in_place) assert_true(link->register_memory(link, payload, sizeof payload, NULL));
+        if (in_place) assert_true(link->register_memory(link, payload, sizeof payload));
         uint32_t sent = 0, got[RANKS] = {0};
         for (int round = 0; round < ROUNDS; round++)
             for (int to = 0; to < 3; to++) {
@@ -421,7 +421,7 @@ static void test_network_cut(void **state) {
     static uint8_t payload[64];
     struct ln_datagram batch[LOSSYNET_BATCH];
     struct ln_link *link = ranks[1].link;
-    link->register_memory(link, payload, sizeof payload, NULL);
+    link->register_memory(link, payload, sizeof payload);
     assert_delivers(1, 0, payload, 8);
     for (int i = 0; i < LOSSYNET_BATCH; i++) batch[i] = make(payload, 64, 7);
     if (system("ip link set b1 down")) fail_msg("no cable to pull");
