@@ -58,7 +58,7 @@ int arrays_that_follow(void) {
     return array_following(ARRAYS);
 }
 
-double array_elements(enum array array, const struct placement *p, const struct array_sizes *s) {
+static double elements(enum array array, const struct placement *p, const struct array_sizes *s) {
     switch (array_rows[array].extent) {
     case EXTENT_OWNED:
         return p->steps_alone ? s->whole : s->owned;
@@ -76,7 +76,7 @@ double array_elements(enum array array, const struct placement *p, const struct 
 double array_bytes(enum array array, const struct placement *p, const struct array_sizes *s) {
     const enum array_type type = array_rows[array].type;
     const bool narrow = type == TYPE_BF16 || (type == TYPE_COPY && p->copies_bf16);
-    return (narrow ? 2 : 4) * array_elements(array, p, s);
+    return (narrow ? 2 : 4) * elements(array, p, s);
 }
 
 static double copies(enum array_per per, const struct array_sizes *s) {

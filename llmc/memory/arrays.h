@@ -63,9 +63,7 @@ struct array_sizes {
     double workers, sets, gradients, replicas, groups; /* how many of them a rank has */
 };
 
-/* The elements of an array, and the bytes. */
-double array_elements(enum array array, const struct placement *placement,
-                      const struct array_sizes *sizes);
+/* The bytes of an array. */
 double array_bytes(enum array array, const struct placement *placement,
                    const struct array_sizes *sizes);
 

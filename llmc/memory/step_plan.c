@@ -5,18 +5,45 @@
 #include <stdio.h>
 #include <string.h>
 
+/* What a GPU does per second. The first four are data sheets' numbers. */
+struct gpu {
+    const char *name;
+    double peak, memory; /* FLOP of dense bf16 products with float32 sums; bytes of its memory */
+    double pcie, peer; /* bytes each way: from the host; from another GPU of it, 0: not possible */
+    double attention;  /* our kernels' rate beside that on an H100, as a share of products' */
+};
+
+enum part {
+    STEP_PRODUCTS, /* of layers */
+    STEP_ATTENTION,
+    STEP_ELEMENTWISE, /* norms, rotary embedding, SwiGLU */
+    STEP_AGAIN,       /* what backward computes again (--recompute) */
+    STEP_CLASSIFIER,
+    STEP_OPTIMIZER, /* AdamW, the norm */
+    STEP_REST,      /* embedding; launches and waits of the host */
+    STEP_EXCHANGE,  /* copies and packets that computing does not hide */
+    STEP_PARTS
+};
+
+struct step_plan {
+    double seconds[STEP_PARTS], total;
+    double tokens_per_second; /* of all workers */
+    double share;             /* of the peak: 6 FLOP per parameter and token, and attention's */
+};
+
 /* NVIDIA's data sheets. H100, H200 and A100 are the SXM versions, whose NVLink brings two thirds of
  * its 450, 450 and 300 GB/s; GPUs of the 4090's kind do not reach each other. A link of PCIe with 16
  * lanes brings 55 GB/s in version 5 and 25 GB/s in version 4. Before sm_90, mma.sync, which our
  * attention uses, has the full rate of the tensor cores; on sm_90 two thirds of it. */
-const struct step_plan_gpu step_plan_gpu[STEP_PLAN_GPUS] = {
+enum { GPUS = 4 };
+static const struct gpu gpus[GPUS] = {
     {"H100", 989e12, 3.35e12, 55e9, 300e9, 1},
     {"H200", 989e12, 4.8e12, 55e9, 300e9, 1},
     {"A100", 312e12, 2.04e12, 25e9, 200e9, 1.5},
     {"4090", 165e12, 1.008e12, 25e9, 0, 1.5},
 };
 
-const char *const step_plan_part_name[STEP_PARTS] = {
+static const char *const part_name[STEP_PARTS] = {
     "products of layers", "attention",      "norms, rope, SwiGLU", "computed again",
     "classifier",         "AdamW and norm", "embedding, host",     "exchange, not hidden"};
 
@@ -35,7 +62,7 @@ struct passes { /* of a micro-batch */
 
 /* Fills the operations' parts of a step. */
 static struct passes computing(const struct llama_config *c, const struct memory_plan_settings *s,
-                               const struct step_plan_gpu *gpu, double *seconds) {
+                               const struct gpu *gpu, double *seconds) {
     const double B = s->batch, T = s->seq, N = B * T, M = fmax(s->run.micro_batches, 1);
     const double C = c->width, L = c->layers, H = c->heads, K = c->kv_heads, D = c->head_size;
     const double F = c->hidden, V = c->vocabulary, P = (double)config_parameters(c);
@@ -77,7 +104,7 @@ static double largest(double a, double b, double c, double d) {
  * as the slowest. The last bucket of gradients and the first of parameters, those of the table of
  * the embedding, have nothing beside them. */
 static double exchange(const struct llama_config *c, const struct memory_plan_settings *s,
-                       const struct step_plan_gpu *gpu, struct passes passes, bool overlap) {
+                       const struct gpu *gpu, struct passes passes, bool overlap) {
     const struct placement place = placement_of(&s->run);
     const struct memory_plan plan = memory_plan_of_run(c, s);
     const double P = plan.parameters, owned = P / s->run.workers,
@@ -109,9 +136,9 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
            fmax(0, largest(replica, copied, parameters, 0) - passes.forward);
 }
 
-struct step_plan step_plan_of_run(const struct llama_config *c,
-                                  const struct memory_plan_settings *s,
-                                  const struct step_plan_gpu *gpu, bool overlap) {
+static struct step_plan plan_of_run(const struct llama_config *c,
+                                    const struct memory_plan_settings *s, const struct gpu *gpu,
+                                    bool overlap) {
     struct step_plan plan;
     memset(&plan, 0, sizeof plan);
     const struct passes passes = computing(c, s, gpu, plan.seconds);
@@ -129,23 +156,23 @@ struct step_plan step_plan_of_run(const struct llama_config *c,
 
 void step_plan_print(const struct llama_config *c, const struct memory_plan_settings *s,
                      bool overlap) {
-    struct step_plan plan[STEP_PLAN_GPUS];
+    struct step_plan plan[GPUS];
     printf("\nExpected milliseconds of a step, %s", s->fp8 ? "in bf16, " : "");
     printf("one GPU for each worker (a model of rates that no GPU\nhas confirmed; "
            "--recompute %s)\n  %-20s",
            recompute_names[s->recompute], "");
-    for (int g = 0; g < STEP_PLAN_GPUS; g++) {
-        plan[g] = step_plan_of_run(c, s, &step_plan_gpu[g], overlap);
-        printf(" %10s", step_plan_gpu[g].name);
+    for (int g = 0; g < GPUS; g++) {
+        plan[g] = plan_of_run(c, s, &gpus[g], overlap);
+        printf(" %10s", gpus[g].name);
     }
     for (int part = 0; part <= STEP_PARTS; part++) {
-        printf("\n  %-20s", part < STEP_PARTS ? step_plan_part_name[part] : "step");
-        for (int g = 0; g < STEP_PLAN_GPUS; g++)
+        printf("\n  %-20s", part < STEP_PARTS ? part_name[part] : "step");
+        for (int g = 0; g < GPUS; g++)
             printf(" %10.1f", 1e3 * (part < STEP_PARTS ? plan[g].seconds[part] : plan[g].total));
     }
     printf("\n  %-20s", "tokens per second");
-    for (int g = 0; g < STEP_PLAN_GPUS; g++) printf(" %10.0f", plan[g].tokens_per_second);
+    for (int g = 0; g < GPUS; g++) printf(" %10.0f", plan[g].tokens_per_second);
     printf("\n  %-20s", "share of the peak");
-    for (int g = 0; g < STEP_PLAN_GPUS; g++) printf(" %9.1f%%", 100 * plan[g].share);
+    for (int g = 0; g < GPUS; g++) printf(" %9.1f%%", 100 * plan[g].share);
     printf("\n");
 }
