@@ -20,7 +20,6 @@ class SettingsError(Exception):
     """The message is one line: what is wrong, where, and what was expected."""
 
 
-
 # ---- options of train_llama2 ----------------------------------------------------------------
 
 # Old results were measured before these options existed or had their present defaults, in effect with
