@@ -64,6 +64,9 @@ import sys
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "sweeps"))
+from sweep_rounds import sent_again  # pylint: disable=wrong-import-position
+
 PHASE = 2.2e-3       # s; calibrated
 GRACE = 1e-3         # s; as in the protocol of the calibration
 RETRY, RETRY_MOST = 1e-3, 20e-3
@@ -74,7 +77,6 @@ WORKERS = (8, 16, 64, 256, 1024, 4096, 16384)
 LOSSES = tuple(10.0 ** (e / 2) for e in range(-12, -1))  # 1e-6 ... 10%
 TRANSPORTS = ("roce", "mrc", "select", "tcp")
 PRICES = (("rule", 0.0), ("int8", 0.0), ("lossy", 0.5), ("lossy", 2.0))  # our exchange, tax
-FEW, ENOUGH, MOST = 1 / 15, 1 / 40, 2  # of rounds: none up to FEW; else until so much stays lost, or so many
 OURS = ("lossy", "rule", "int8")
 BUDGET = {"lossy": 0, "rule": 0.2, "int8": 31 / 33}  # the share of a phase that rounds may send
 SHARE = {"int8": 33 / 64}                            # of the others' bytes
@@ -154,15 +156,6 @@ def flow_extra(rng, transport, n, net, draws):
     if transport == "roce":
         return firsts * stall + (again + last) * net.ack_timeout
     return (firsts + again) * (stall + spacing) + last * max(2 * net.rtt, 10e-3)
-
-
-def sent_again(loss, budget):
-    """The share of the gradients that rounds send, and the number of rounds (lossynet_rounds_at)."""
-    left, again, rounds = loss, 0.0, 0
-    while loss > FEW and left > ENOUGH and rounds < MOST and again < budget:
-        more = min(left, budget - again)
-        left, again, rounds = left - more * (1 - loss), again + more, rounds + 1
-    return again, rounds
 
 
 def lossy(rng, net, workers, size, over="lossy", draws=64, price="lossy"):

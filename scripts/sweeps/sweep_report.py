@@ -7,6 +7,7 @@ import math
 import os
 
 from report import smooth
+from sweep_rounds import GRADIENTS, PARAMETERS, sent_again
 from sweep_settings import plain
 
 # Weintraub, Banner & Orda 2025, Llama-2 7B on 64 GPUs: loss rate, change of perplexity in %.
@@ -253,14 +254,12 @@ def plot_change(plt, groups, out):
 # draws: a label, a colour, and the options that are not plain, by loss rate.
 PLAIN = {"algorithm": "lossy", "wire-dtype": "float32", "estimator": "mean", "lead": "off", "carry": 0,
          "gradient-repair": 0, "parameter-repair": 0, "repair-budget": 0}
-FEW, ENOUGH, MOST = 1 / 15, (1 / 40, 0.22), 2  # lossynet/algorithm/rounds.c
 
 
 def default_at(rate):
     """What the program does without options if so many packets are lost on purpose (llmc/comm/settings.c). The
     budget does not limit it up to 50%, so none is named."""
-    rounds = [next((r for r in range(MOST) if rate ** (r + 1) <= enough), MOST) if rate > FEW else 0
-              for enough in ENOUGH]
+    rounds = [sent_again(rate, enough=enough)[1] for enough in (GRADIENTS, PARAMETERS)]
     again = {"wire-dtype": "int8", "gradient-repair": rounds[0], "parameter-repair": rounds[1]} if any(rounds) else {}
     return {"lead": "auto", "carry": 1, **again}
 
