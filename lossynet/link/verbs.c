@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MTU_MOST = 4096 }; /* IBA 7.2.1 */
 

@@ -24,7 +24,6 @@ struct verbs_port {
     bool ipv4;     /* RoCE v2 over IPv4: arrivals have the IP header at byte 20 */
     int gid_index;
     union ibv_gid gid;
-    uint32_t interface; /* index of the network interface that the GID belongs to; 0: none */
     uint16_t lid;
     size_t mtu;        /* bytes that a datagram holds: 256 ... 4096 */
     uint64_t overruns; /* the sum of the counters when the port was opened */

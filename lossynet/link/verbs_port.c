@@ -4,14 +4,10 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 struct request { /* parsed from the setting `interface` */
     char device[IBV_SYSFS_NAME_MAX];
@@ -69,7 +65,6 @@ static bool choose_gid(struct verbs_port *port, int entries, int wanted, struct 
         best = p;
         port->gid_index = i;
         port->gid = entry.gid;
-        port->interface = entry.ndev_ifindex;
         port->ipv4 = entry.gid_type == IBV_GID_TYPE_ROCE_V2 && is_mapped(&entry.gid);
     }
     return best > 0;

@@ -3,10 +3,10 @@
  *
  * For 2, 4 and 8 ranks the scenario of test_lossynet.h must give the bits of one rank with eight
  * workers, over both kinds of link, and with ranks of different speeds. This holds for several
- * loss models and estimators, vectors in a device's memory, retransmission, error feedback,
- * groups, rounded elements, and owners' values stored apart from vectors. Memory that an adapter
- * may read in place must not change until the link has settled. With the address sanitizer each
- * setting takes one number of ranks, in turn, and without it the two others. Takes 40 s.
+ * loss models and estimators, retransmission, error feedback, groups, rounded elements, and owners'
+ * values stored apart from vectors. Memory that an adapter may read in place must not change until
+ * the link has settled. With the address sanitizer each setting takes one number of ranks, in turn,
+ * and without it the two others. Takes 40 s.
  */
 #include "mailboxes.h"
 
@@ -16,8 +16,9 @@ enum { SANITIZED = 1 };
 enum { SANITIZED = 0 };
 #endif
 
-/* Pairs: all settings meet all numbers of ranks (in two builds) and both links, and every other settings the same
- * number over the same link. Elements that travel as they are leave from registered memory. */
+/* Pairs: all settings meet all numbers of ranks (in two builds) and both links, and every other
+ * settings the same number over the same link. Elements that travel as they are leave from
+ * registered memory. */
 static void same_bits_as(uint64_t want, const struct lossynet_settings *settings) {
     static int turn;
     turn++;

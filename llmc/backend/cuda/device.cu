@@ -8,13 +8,10 @@
 #include "llmc/log/error.h"
 #include "llmc/util/host_memory.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static struct {
     bool open, multiplies_fp8;
