@@ -415,8 +415,13 @@ static const float *losses_of(void *trainer, const weight *weights, struct activ
     return activations_losses(e, t->be, B * T);
 }
 
-static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out) {
+static struct evaluate_model evaluated(struct trainer *t) {
     const struct evaluate_model m = {&t->dp, t->activations, t->B, losses_of, t};
+    return m;
+}
+
+static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out) {
+    const struct evaluate_model m = evaluated(t);
     return evaluate_perplexity(&m, t->val, steps_done, out);
 }
 
@@ -526,7 +531,7 @@ static int choices_mode(struct trainer *t) {
     if (run_data_open_choices(o, &c, &choices)) return -1;
     const int most = choices_most_endings(choices);
     int failed = open_model(t, &c, o->batch < most ? o->batch : most, choices_longest(choices));
-    const struct evaluate_model m = {&t->dp, t->activations, t->B, losses_of, t};
+    const struct evaluate_model m = evaluated(t);
     failed = failed || jsonl_open_of_run(o->log, o->out, 0, 0, &t->view.log) ||
              evaluate_choices(&m, choices, &result) ||
              metrics_choices(t->view.log, &result, o->quiet);

@@ -42,9 +42,8 @@ LLMC_USES = {
     "comm": ("memory", "checkpoint", "options", "membership", "model", "data", "backend", "log", "util"),
     "cli": ("comm", "memory", "checkpoint", "options", "membership", "model", "data", "backend", "log",
             "util"),
-    "run": ("comm", "memory", "checkpoint", "options", "membership", "model", "data", "backend", "log",
-            "util"),
 }
+LLMC_USES["run"] = LLMC_USES["cli"]  # neither knows the other
 LLMC_EVERYWHERE = "llmc/log/error.h"
 # The folders of llmc that may include lossynet's public header.
 KNOWS_LOSSYNET = ("checkpoint", "memory", "comm", "cli", "run")

@@ -25,7 +25,7 @@ static inline struct run run_common(struct run a, struct run b) {
  * found. Returns false if there is no more. */
 static inline bool runs_next(const struct run *list, size_t runs, struct run run, size_t *next,
                              struct run *listed, struct run *own) {
-    size_t low = *next, high = low < runs && list[low].offset > run.offset ? low : runs;
+    size_t low = *next, high = runs;
     while (low < high) { /* the first run that ends after the start of `run` */
         const size_t middle = (low + high) / 2;
         if (list[middle].offset + list[middle].count > run.offset)

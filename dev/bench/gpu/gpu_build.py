@@ -16,9 +16,9 @@ OPTIONS = ["CUDA=1", "BARE=1", "BLAS=none", "MPI=0", "SECURE=0", "VERBS=0", "WER
 PROGRAMS = ["gpu_check", "gpu_bench", "test/cuda/test_operators_device"]
 
 OPTIMISE = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
-WORDS = ["-g1", "-fopenmp", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
-COMMON = [*OPTIMISE, *WORDS]
-CC = ["gcc", "-I.", "-D_GNU_SOURCE", "-DGEMM_PLAIN", "-Idev/bare", "-std=c11"]
+COMMON = [*OPTIMISE, "-g1", "-fopenmp", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
+CC = ["gcc", "-I.", "-D_GNU_SOURCE", "-DGEMM_PLAIN", "-Idev/bare", "-std=c11", *COMMON]
+CC_OF_TESTS = [*(word for word in CC if word not in OPTIMISE), "-O1"]
 GENCODE = ["-gencode", "arch=compute_80,code=sm_80", "-gencode",
            "arch=compute_90,code=[sm_90,compute_90]"]
 WIDE = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
@@ -84,7 +84,7 @@ def commands(build, nvcc):
     x86 = platform.machine() == "x86_64"
     for dtype, isas in (("float32", ISAS), ("bf16", ISAS_BF16)):
         for isa, flags in (isas if x86 else {"generic": []}).items():
-            add([*CC, *COMMON, *flags, "-ffp-contract=fast", f"-DBACKEND_DTYPE={dtype}", f"-DISA={isa}"],
+            add([*CC, *flags, "-ffp-contract=fast", f"-DBACKEND_DTYPE={dtype}", f"-DISA={isa}"],
                 "llmc/backend/cpu/backend_cpu.c", f"llmc/backend/cpu/backend_cpu.{dtype}.{isa}")
     apart = {"llmc/backend/cpu/backend_cpu.c", "llmc/backend/cuda/backend_none.c"}
     for pattern in ("llmc/*/*.c", "llmc/backend/*/*.c", "llmc/backend/*/*/*.c", "lossynet/*.c",
@@ -92,7 +92,7 @@ def commands(build, nvcc):
         for path in sorted(ROOT.glob(pattern)):
             source = path.relative_to(ROOT)
             if str(source) not in apart:
-                add([*CC, *COMMON], source, source.with_suffix(""))
+                add(CC, source, source.with_suffix(""))
     link = ["g++", *COMMON]
     libraries = ["-lm", *(word for folder in ("lib64", "lib")
                           for word in (f"-L{toolkit}/{folder}", f"-Wl,-rpath,{toolkit}/{folder}")),
@@ -100,7 +100,7 @@ def commands(build, nvcc):
                  *([f"-Wl,-rpath,{cublas}/lib"] if cublas else [])]
     linked = {}
     for program in PROGRAMS:
-        cc = [*CC, *(["-O1", *WORDS] if program.startswith("test/") else COMMON)]
+        cc = CC_OF_TESTS if program.startswith("test/") else CC
         folder = "test/cuda" if program.startswith("test/") else "dev/bench/gpu"
         own = [f"{folder}/{pathlib.Path(program).name}"]
         if program.startswith("test/"):
