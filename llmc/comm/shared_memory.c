@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,6 +26,7 @@ enum { HEAD_BYTES = 4096, TOKEN_BYTES = 16 };
 /* A waiting rank looks so often before it sleeps. It does not yield the processor meanwhile: beside
  * busy neighbours each yield costs the rest of its time slice, while one who sleeps is woken at once. */
 enum { TRIES = 200 };
+static const double PAUSE = 2e-5;    /* seconds; of a rank that also turns the network's loop */
 enum { BEATS = 16 };                 /* signs of life of a member in the time-out, at least, */
 static const double BEAT_MOST = 0.1; /* and so many seconds from one to the next, at most */
 
@@ -233,7 +233,7 @@ int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm) {
     double looked = 0;
     for (int i = 0; __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round; i++) {
         const bool turns = comm && lossynet_turn(comm);
-        if (turns) sched_yield(); /* to ranks whose packets it waits for */
+        if (turns && i >= TRIES) sleep_for(PAUSE);
         if ((i + 1) % TRIES && (turns || i < TRIES)) continue;
         if (!turns) sleep_while(&barrier->rounds, round);
         if (__atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round &&

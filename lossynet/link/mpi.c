@@ -7,9 +7,9 @@
  */
 #include "lossynet/link/link.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     WINDOWS_BYTES = 16 * 1024 * 1024, /* the windows of all peers together */
@@ -43,12 +43,18 @@ size_t ln_link_mpi_memory(int ranks, size_t payload_bytes) {
 
 static const double CLOSING = 5; /* longest wait for the last messages, in seconds */
 
+/* A waiting rank looks LOOKS times in vain, and sleeps before each later look, the longer the more
+ * it has looked. It does not yield the processor instead: where ranks share cores with others, one
+ * that yields takes its share of the time all the same, and whom it waits for gets less. */
+enum { LOOKS = 20, PAUSE_NS = 200, PAUSE_MOST_NS = 1000 * 1000 };
+
 struct link_mpi {
     struct ln_link link; /* first: a link is its address */
     struct lossynet_world world;
     MPI_Comm comm;
     size_t capacity; /* of a slot */
     int slots, free_slots;
+    int looks;            /* in vain, since a message came or left */
     int *free_slot;       /* [slots]: a stack of the slots that can be filled */
     int *done;            /* [slots], for MPI_Testsome */
     MPI_Request *request; /* [slots] */
@@ -72,6 +78,14 @@ static void reap(struct link_mpi *mpi) {
     MPI_Testsome(mpi->slots, mpi->request, &count, mpi->done, MPI_STATUSES_IGNORE);
     for (int i = 0; count != MPI_UNDEFINED && i < count; i++)
         mpi->free_slot[mpi->free_slots++] = mpi->done[i];
+    if (count > 0) mpi->looks = 0;
+}
+
+static void link_wait(struct ln_link *link, double seconds) {
+    struct link_mpi *mpi = (struct link_mpi *)link;
+    (void)seconds;
+    if (mpi->looks * PAUSE_NS < PAUSE_MOST_NS) mpi->looks++;
+    if (mpi->looks > LOOKS) nanosleep(&(struct timespec){0, mpi->looks * PAUSE_NS}, NULL);
 }
 
 static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
@@ -80,7 +94,7 @@ static lossynet_status link_send(struct ln_link *link, int peer, const struct ln
     for (int i = 0; i < count; i++) {
         while (mpi->free_slots == 0) {
             reap(mpi);
-            if (mpi->free_slots == 0) sched_yield();
+            if (mpi->free_slots == 0) link_wait(link, 0);
         }
         int slot = mpi->free_slot[--mpi->free_slots];
         uint8_t *bytes = mpi->outgoing + (size_t)slot * mpi->capacity;
@@ -93,31 +107,38 @@ static lossynet_status link_send(struct ln_link *link, int peer, const struct ln
     return LOSSYNET_OK;
 }
 
+/* Begins to receive the messages that are there, and waits until they are whole: MPI asks the
+ * sender of a large one for its contents. */
 static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     struct link_mpi *mpi = (struct link_mpi *)link;
-    int n = 0;
+    MPI_Request request[LOSSYNET_BATCH];
+    int n = 0, code = 0;
     reap(mpi);
     while (n < LOSSYNET_BATCH) {
+        MPI_Message message;
         MPI_Status status;
         int there = 0, bytes = 0;
-        if (MPI_Iprobe(MPI_ANY_SOURCE, 0, mpi->comm, &there, &status) || !there) break;
+        if (MPI_Improbe(MPI_ANY_SOURCE, 0, mpi->comm, &there, &message, &status) || !there) break;
         MPI_Get_count(&status, MPI_BYTE, &bytes);
         uint8_t *to = mpi->incoming + (size_t)n * mpi->capacity;
-        int code = MPI_Recv(to, (int)mpi->capacity, MPI_BYTE, status.MPI_SOURCE, 0, mpi->comm,
-                            MPI_STATUS_IGNORE);
+        code = MPI_Imrecv(to, (int)mpi->capacity, MPI_BYTE, &message, &request[n]);
         if (code) {
-            failed(mpi, "MPI_Recv", status.MPI_SOURCE, code);
+            failed(mpi, "MPI_Imrecv", status.MPI_SOURCE, code);
             break;
         }
         arrivals[n++] =
             (struct ln_arrival){.bytes = to, .count = (size_t)bytes, .peer = status.MPI_SOURCE};
     }
+    if (n) mpi->looks = 0;
+    for (int whole = n == 0; !whole;) {
+        code = MPI_Testall(n, request, &whole, MPI_STATUSES_IGNORE);
+        if (code) {
+            failed(mpi, "MPI_Testall", arrivals[0].peer, code);
+            return 0;
+        }
+        if (!whole) link_wait(link, 0);
+    }
     return n;
-}
-
-static void link_wait(struct ln_link *link, double seconds) {
-    (void)link, (void)seconds;
-    sched_yield(); /* ranks may share cores */
 }
 
 static void link_wake(struct ln_link *link) {
@@ -131,7 +152,7 @@ static void drain(struct link_mpi *mpi) {
     struct ln_arrival unwanted[LOSSYNET_BATCH];
     MPI_Request barrier = MPI_REQUEST_NULL;
     double end = MPI_Wtime() + CLOSING;
-    for (int together = 0; !together && MPI_Wtime() < end; sched_yield()) {
+    for (int together = 0; !together && MPI_Wtime() < end; link_wait(&mpi->link, 0)) {
         link_receive(&mpi->link, unwanted);
         if (mpi->free_slots < mpi->slots) continue;
         if (barrier == MPI_REQUEST_NULL) MPI_Ibarrier(mpi->comm, &barrier);

@@ -79,10 +79,10 @@ def test_wrong_use(data, tmp_path):
 
 # ---- ranks that stop ----
 
-def start(data, out, ranks, *flags, **changes):
+def start(data, out, ranks, *flags, link="udp", **changes):
     """Starts a long training, and waits for two steps. Returns it and the ranks' process ids."""
     shell = ("sh", "-c", '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with $?" >&2', "sh")
-    running = program.start(*settings(data, out, link="udp", loss_rate=0.1, val=None, **changes),
+    running = program.start(*settings(data, out, link=link, loss_rate=0.1, val=None, **changes),
                             ranks=ranks, flags=flags, shell=shell, environment={"OMP_NUM_THREADS": "1"})
     log = out / "log.jsonl"
     end = time.monotonic() + TIMEOUT
@@ -120,6 +120,23 @@ def test_a_rank_that_stops_for_a_while(data, tmp_path):
                      (steps[:5], steps[-50:]))
     assert after < 10 * before + 50
     assert not any(event["stragglers"] for event in steps[-50:])
+
+
+def test_who_waits_over_mpi_leaves_the_processor_to_others(data, tmp_path):
+    """While a rank is stopped, the other takes little time of its processor."""
+    running, pids = start(data, tmp_path, 2, steps=100000, link="mpi")
+    def taken():
+        words = pathlib.Path(f"/proc/{pids[0]}/stat").read_text(encoding="utf-8").split()
+        return (int(words[13]) + int(words[14])) / os.sysconf("SC_CLK_TCK")
+    os.kill(pids[1], signal.SIGSTOP)
+    time.sleep(0.5)  # it ends the step that it computes
+    before = taken()
+    time.sleep(2)
+    after = taken()
+    os.kill(pids[1], signal.SIGCONT)
+    running.terminate()
+    running.communicate(timeout=TIMEOUT)
+    assert after - before < 0.4
 
 
 def test_a_rank_that_dies(data, tmp_path):
