@@ -355,7 +355,7 @@ class Slurm:
             assert self.requeued()[-1] == "requeue 4711" and self.starts < 5
 
 
-SHORT = ("--rehearse", "--ranks", 8, "--steps", 12)
+SHORT = ("--rehearse", "--ranks", 4, "--steps", 12)
 LONGEST = 600  # seconds, also on a busy machine
 
 
@@ -388,9 +388,9 @@ def test_rehearsal(rehearsal):
     out = folder / "out"
     parts = [line for line in done.stdout.splitlines() if line.startswith("== ")]
     assert parts == ["== Looking at the nodes", "== Training", "== Perplexity"]
-    assert "all is well: 1 node, 8 ranks" in done.stdout
+    assert "all is well: 1 node, 4 ranks" in done.stdout
     log = read_log(out / "log.jsonl")
-    assert log[0]["ranks"] == 8 and log[0]["link"] == "udp" and log[-1]["status"] == "complete"
+    assert log[0]["ranks"] == 4 and log[0]["link"] == "udp" and log[-1]["status"] == "complete"
     assert 0.05 < log[-1]["parameter_loss_rate"] < 0.15
     assert 0 < log[-1]["gradient_loss_rate"] < 0.05  # lost gradients are sent again
     assert re.search(r"^ +64 +32 +\d+ +[\d.]+ +[\d.]+( +[\d.]+)?$", (out / "perplexity.txt").read_text(),
@@ -440,10 +440,10 @@ def signal_at_step(step, out):
 
 
 def test_slurm_requeues_and_the_result_is_the_same(rehearsal, tmp_path):
-    """2 nodes x 4 tasks; SIGUSR1 after step 4. The batch file is the one that users submit."""
+    """2 nodes x 2 tasks; SIGUSR1 after step 4. The batch file is the one that users submit."""
     folder, _ = rehearsal
     out, slurm = tmp_path / "out", Slurm(tmp_path, **SLOW_SAVES)
-    status, output = slurm.sbatch({"nodes": 2, "ntasks-per-node": 4}, "--rehearse", "--steps", 12,
+    status, output = slurm.sbatch({"nodes": 2, "ntasks-per-node": 2}, "--rehearse", "--steps", 12,
                                   "--data", folder / "data", "--out", out, "--no-preflight", *SAVES,
                                   meanwhile=signal_at_step(4, out))
     assert status == 0, output
