@@ -56,11 +56,10 @@ def train(data, model, out, *more, ranks=0):
     return steps, events(out / "log.jsonl", "eval")[-1]["val_loss"], done.stdout
 
 
-@pytest.mark.parametrize("seed", [5, 6])
-def test_trains_as_bf16(data, model, tmp_path, seed):
+def test_trains_as_bf16(data, model, tmp_path):
     """Steps are small, so that losses can be compared. Each loss is within 1% of that with bf16, and the
     final model's within 0.5% (measured for three seeds: 0.25% and 0.07%; float32 and bf16: 0.02%)."""
-    more = ["--workers=1", "--steps=60", "--batch=4", "--seq=32", "--lr=3e-3", f"--seed={seed}"]
+    more = ["--workers=1", "--steps=60", "--batch=4", "--seq=32", "--lr=3e-3"]
     half, half_loss, _ = train(data, model, tmp_path / "bf16", "--dtype=bf16", *more)
     eight, eight_loss, shown = train(data, model, tmp_path / "fp8", "--dtype=fp8", *more)
     assert "fp8 products, bf16 with float32 sums and master weights" in shown

@@ -85,7 +85,7 @@ def test_a_small_receive_buffer_on_a_long_path():
 def late_ranks(ranks, what, deadline, seed=1, carry=True, repair=False, lost=0):
     """64 ranks have few steps, since packets go by the square of the ranks."""
     command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed), f"lost={lost}"]
-    command += ["steps=60"] * (ranks == 64)
+    command += ["steps=40"] * (ranks == 64)
     command += ["carry"] * carry + ["repair"] * repair
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
     words = done.stdout.split()
