@@ -55,6 +55,12 @@ static void test_inside_a_parallel_region_that_may_nest(void **state) {
     inputs_free(in);
 }
 
+#ifdef __SANITIZE_ADDRESS__
+enum { MOST_WORK = 500000, LESS_WORK = 20000 };
+#else
+enum { MOST_WORK = 0, LESS_WORK = 100000 }; /* 0: no limit */
+#endif
+
 static int setup(void **state) {
     (void)state;
     operators_seed(0); /* each test the same, alone or not */
@@ -62,9 +68,9 @@ static int setup(void **state) {
 }
 
 /* The instances are the same sources, compiled for other registers; the best of bf16 multiplies in
- * another way than the rest. Under sanitizers, which are slow, the best of float32 and the best two
- * of bf16 take all shapes, the others small ones. An argument takes those backends alone whose
- * title has it, like "bf16 x86_64_v3". */
+ * another way than the rest. So the best of float32 and the best two of bf16 take all shapes, the
+ * others smaller ones, and all less under sanitizers, which are slow. An argument takes those
+ * backends alone whose title has it, like "bf16 x86_64_v3". */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
 #define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),
@@ -82,10 +88,8 @@ int main(int argc, char **argv) {
             char title[80];
             snprintf(title, sizeof title, "%s %s", d ? "bf16" : "float32", isa);
             if (argc > 1 && !strstr(title, argv[1])) continue;
+            subject.most_work = i > d ? LESS_WORK : MOST_WORK;
             if (most) subject.most_work = strtoull(most, NULL, 10);
-#ifdef __SANITIZE_ADDRESS__ /* slow: the largest arrays are for the build without */
-            subject.most_work = i > d ? 20000 : 500000;
-#endif
             printf("# %s %s: %s\n", subject.backend->name, title, subject.backend->details);
             fflush(stdout);
             failures += cmocka_run_group_tests_name(title, tests, NULL, NULL);
