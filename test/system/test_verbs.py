@@ -36,7 +36,7 @@ ALL=--interface=rxe0,rxe1,rxe2:1,rxe3:1:1
 train() { # NAME ARGUMENT...
     name=$1
     shift
-    timeout 200 mpirun -np $ranks $program $COMMON --out=$name "$@" >$name.txt 2>&1
+    timeout 200 mpirun -np $ranks PROGRAM $COMMON --out=$name "$@" >$name.txt 2>&1
     echo "exit status $?" >>$name.txt
 }
 counters() {
@@ -50,7 +50,6 @@ one="PROGRAM $COMMON --out=auto --link=auto --loss-rate=0.1 --interface"
 timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
     >auto.txt 2>&1
 echo "exit status $?" >>auto.txt
-program=PROGRAM
 ranks=4
 devices_lose 4 10
 counters sent_pkts >sent.txt
