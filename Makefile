@@ -186,11 +186,14 @@ benches: all $(BENCHES:%=$(BUILD)/dev/bench/network/bench_%) $(BUILD)/bench_load
 tests: all benches $(TESTS) emulated_tests ptx_tests $(BUILD)/emulated/train_llama2 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%) \
        $(if $(SANITIZE),,$(BUILD)/plain/train_llama2 $(NS3_HERE) liblossynet)
 
-# What only tests run is compiled sooner.
+# What only tests run is compiled sooner, but for the references that compute much.
 $(BUILD)/test/%.o: private OPTIMISE := -O1
+$(BUILD)/test/llmc/operators%.o $(BUILD)/test/llmc/operators.o $(BUILD)/test/cuda/test_cuda_attention.o: \
+    private OPTIMISE := $(if $(SANITIZE),-O1,-O3)
 
-# What tests run of a build with sanitizers.
-sanitized: $(BUILD)/train_llama2 $(BUILD)/tokenize $(TESTS) emulated_tests
+# What tests run of a build with sanitizers. Of the programs that link the kernels alone only the faults are in it,
+# since test_operators_emulated runs the same kernels.
+sanitized: $(BUILD)/train_llama2 $(BUILD)/tokenize $(TESTS) $(BUILD)/test/cuda/emulation_faults
 
 # Links all prerequisites. $(1): libraries. $(2): the linking command, if it is not that of programs.
 define link

@@ -112,10 +112,12 @@ class CFile(pytest.File):
 
     def collect(self):
         text = self.path.read_text(encoding="utf-8")
-        takes = int((re.findall(r"\bTakes (\d+) s\b", text[:text.find("*/")]) or [0])[0])
+        head = text[:text.find("*/")]
+        takes = int((re.findall(r"\bTakes (\d+) s\b", head) or [0])[0])
         self.add_marker(pytest.mark.takes(takes))
         cases = re.findall(r"\b(?:cmocka_unit_test\w*|OPERATOR_TEST)\((\w+)", code_of(self.path))
-        for build, label in ((BUILD, ""), (SANITIZED, "sanitized-")):
+        builds = [(BUILD, "")] + [(SANITIZED, "sanitized-")] * ("no build with sanitizers" not in head)
+        for build, label in builds:
             run = CRun(build / self.path.relative_to(ROOT).with_suffix(""))
             for case in list(dict.fromkeys(cases)) + ["exit_status"]:
                 item = CCase.from_parent(self, name=label + case, case=case, run=run)

@@ -7,7 +7,10 @@
  * over the whole array would hide a wrong row. log_sum_exp is compared directly.
  *
  * dq in bfloat16 is the least exact: delta = rowsum(dO * O) uses the rounded O, and in the first
- * rows, which have few keys, dP - delta is a small difference of large numbers. Takes 40 s.
+ * rows, which have few keys, dP - delta is a small difference of large numbers.
+ *
+ * There is no build with sanitizers but the thread sanitizer's (test_cuda_emulation.py), since
+ * test_operators_emulated runs the same kernels with them. Takes 40 s.
  */
 #include "test/llmc/operators.h"
 

@@ -1,9 +1,10 @@
 /* test_cuda_kernels.c — the operator tests (operators.h) on the CUDA kernels, run by the emulation
  * (dev/emulation) in float32 and bfloat16, with the threads in several orders.
  *
- * With sanitizers, which are slow, it uses small shapes, and only the first order for float32 and
- * the second for bfloat16; test_same_bits_in_any_order_of_threads uses three orders for both.
- * Takes 30 s.
+ * There is no build with sanitizers but the thread sanitizer's (test_cuda_emulation.py), since
+ * test_operators_emulated runs the same kernels with them. It uses small shapes, and only the first
+ * order for float32 and the second for bfloat16; test_same_bits_in_any_order_of_threads uses three
+ * orders for both. Takes 30 s.
  */
 #include "test/llmc/operators.h"
 #include "test/cuda/kernels_backend.h"

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from priority import ahead
-from program import MPI, TIMEOUT, launch, markov_files, planned_memory, run, succeed
+from program import TIMEOUT, environment_of, launch, markov_files, planned_memory, run, succeed
 
 pytestmark = pytest.mark.takes(35)
 
@@ -25,8 +25,7 @@ def data(tmp_path_factory):
 
 def environment(threads=2):
     # Saves are slowed down, so that peaks() sees their copies.
-    return {**os.environ, **MPI, "OMP_NUM_THREADS": str(threads),
-            "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "30"}
+    return environment_of({"OMP_NUM_THREADS": str(threads), "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "30"})
 
 
 def resident(process):

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from huggingface import ask, environment
-from program import BUILD, MPI, ROOT, events, markov_tokens, run, succeed, write_tokens
+from program import BUILD, ROOT, environment_of, events, markov_tokens, run, succeed, write_tokens
 
 pytestmark = pytest.mark.xdist_group("transformers")
 
@@ -116,8 +116,8 @@ def trained(tmp_path_factory):
 
 
 def script(*arguments, **environment):
-    env = {**os.environ, **MPI, "TRAIN_LLAMA2": str(BUILD / "train_llama2"),
-           "TOKENIZE": str(BUILD / "tokenize"), "OMP_NUM_THREADS": "2", **environment}
+    env = environment_of({"TRAIN_LLAMA2": str(BUILD / "train_llama2"),
+                          "TOKENIZE": str(BUILD / "tokenize"), **environment})
     return subprocess.run([str(ROOT / "scripts" / "perplexity.sh"), *map(str, arguments)], env=env,
                           text=True, capture_output=True, timeout=300, check=False)
 

@@ -16,7 +16,7 @@ import types
 import numpy as np
 import pytest
 
-from program import BUILD, MPI, ROOT, events, markov_files
+from program import BUILD, ROOT, environment_of, events, markov_files
 
 sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
@@ -67,7 +67,7 @@ def command(*arguments):
 
 
 def environment(**more):
-    return {**os.environ, **MPI, "TRAIN_LLAMA2": str(BUILD / "train_llama2"), **more}
+    return environment_of({"TRAIN_LLAMA2": str(BUILD / "train_llama2"), **more})
 
 
 def sweep(*arguments, **more):

@@ -70,7 +70,7 @@ static void test_formula_by_summing(void **state) {
 
 /* ---- walks ---- */
 
-enum { ELEMENTS = 4096, WARM = 100, STEPS = 2000 / FEWER_STEPS };
+enum { ELEMENTS = 4096, WARM = FEWER_STEPS > 1 ? 50 : 100, STEPS = 2000 / FEWER_STEPS };
 
 /* One more change of what each worker owns: AR(1) with variance 1. */
 static void walk(const struct lossynet_comm *comm, float **x, float *change, int workers,
@@ -251,7 +251,7 @@ static void test_rounded_walk(void **state) {
 
 /* ---- 10,000 steps; 2,500 with sanitizers ---- */
 
-enum { LONG_ELEMENTS = 1024, LONG_STEPS = FEWER_STEPS > 1 ? 2500 : 10000, LONG_WORKERS = 4 };
+enum { LONG_ELEMENTS = 1024, LONG_STEPS = FEWER_STEPS > 1 ? 1500 : 10000, LONG_WORKERS = 4 };
 
 /* Mean drift of the first and of the last thousand steps. naive: changes are broadcast, and each
  * worker adds those that arrive to its own replica. */

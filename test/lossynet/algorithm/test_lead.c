@@ -9,7 +9,7 @@
 
 #include "test/lossynet/test_lossynet.h"
 
-enum { ELEMENTS = 4096, WARM = 200, STEPS = 1000 / FEWER_STEPS, MOST = 16 };
+enum { ELEMENTS = 4096, WARM = FEWER_STEPS > 1 ? 50 : 200, STEPS = 1000 / FEWER_STEPS, MOST = 16 };
 
 struct walk {
     int workers;
