@@ -7,81 +7,79 @@ import pytest
 
 from program import BUILD, ROOT
 
-INCLUDE = '#include "lossynet/algorithm/algorithm.h"\n'
 CALL = ("int lossynet_broadcast_end(void *net);\n"
         "int planted(void *net);\n"
         "int planted(void *net) { return lossynet_broadcast_end(net); }\n")
+INCLUDES = {"lossynet/transport/send.c": "lossynet/algorithm/algorithm.h",
+            "llmc/backend/cuda/device.cu": "llmc/model/config.h", "llmc/checkpoint/resume.h": "llmc/memory/worker.h",
+            "llmc/model/config.c": "lossynet/lossynet.h", "llmc/options/options.c": "llmc/cli/validate.h"}
 
 
-def check(root, build):
+def check(root):
     return subprocess.run([sys.executable, ROOT / "dev/check_layers.py", "--root", root, "--build",
-                           build, "--", "gcc", "-I.", "-D_GNU_SOURCE"], text=True,
+                           root / "build", "--", "gcc", "-I.", "-D_GNU_SOURCE"], text=True,
                           capture_output=True, check=False)
 
 
-@pytest.fixture(name="copy")
-def copy_(tmp_path):
-    """A copy of the sources and objects, in which a test can make faults."""
+@pytest.fixture(name="copy", scope="module")
+def copy_(tmp_path_factory):
+    """A copy of the sources and objects, in which faults can be made."""
+    copy = tmp_path_factory.mktemp("copy")
     for house in ("lossynet", "llmc"):
-        shutil.copytree(ROOT / house, tmp_path / house)
+        shutil.copytree(ROOT / house, copy / house)
     for path in (BUILD / "lossynet").rglob("*.o"):
         if (ROOT / path.relative_to(BUILD).with_suffix(".c")).exists():
-            to = tmp_path / "build" / path.relative_to(BUILD)
+            to = copy / "build" / path.relative_to(BUILD)
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, to)
-    return tmp_path
+    return copy
 
 
-def test_as_it_is(copy):
-    done = check(copy, copy / "build")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def members(name, count):
+    """A struct whose members are written in different ways."""
+    names = ", ".join(f"k{i}[2]" for i in range(count - 4))
+    return (f"struct {name} {{\n    int a, *b; /* c; d */\n    void (*e)(int f, int g);\n"
+            f"    struct {{ int h, i; }} j;\n    int {names};\n}};\n")
 
 
-def test_planted_include(copy):
-    source = copy / "lossynet/transport/send.c"
-    source.write_text(INCLUDE + source.read_text(encoding="utf-8"), encoding="utf-8")
-    done = check(copy, copy / "build")
-    assert done.returncode == 1
-    assert ("lossynet/transport/send.c includes lossynet/algorithm/algorithm.h: transport must not "
-            "know it\n") in done.stdout
-
-
-def test_planted_includes_of_llmc(copy):
-    planted = {"backend/cuda/device.cu": "llmc/model/config.h", "checkpoint/resume.h": "llmc/memory/worker.h",
-               "model/config.c": "lossynet/lossynet.h", "options/options.c": "llmc/cli/validate.h"}
-    for user, used in planted.items():
-        source = copy / "llmc" / user
-        source.write_text(f'#include "{used}"\n' + source.read_text(encoding="utf-8"), encoding="utf-8")
-    done = check(copy, copy / "build")
-    assert (done.returncode, done.stdout.splitlines()) == (
-        1, [f"llmc/{user} includes {used}: {user.split('/')[0]} must not know it"
-            for user, used in planted.items()])
-
-
-def test_planted_call(copy):
+@pytest.fixture(name="found", scope="module")
+def found_(copy):
+    """What is found before any fault is made, and then the lines that are found of all faults at once."""
+    before = check(copy)
+    for user, used in INCLUDES.items():
+        text = (copy / user).read_text(encoding="utf-8")
+        (copy / user).write_text(f'#include "{used}"\n{text}', encoding="utf-8")
     source = copy / "lossynet/transport/planted.c"
     source.write_text(CALL, encoding="utf-8")
-    subprocess.run(["gcc", "-c", source, "-o", copy / "build/lossynet/transport/planted.o"],
-                   check=True)
-    done = check(copy, copy / "build")
-    assert done.returncode == 1
-    assert done.stdout == ("lossynet/transport/planted.c calls lossynet_broadcast_end of "
-                           "lossynet/algorithm/parameter.c: transport must not know it\n")
-
-
-def test_planted_struct(copy):
+    subprocess.run(["gcc", "-c", source, "-o", copy / "build/lossynet/transport/planted.o"], check=True)
     header = copy / "lossynet/loss/loss.h"
-    text = header.read_text(encoding="utf-8")
-    four = "    int a, *b; /* c; d */\n    void (*e)(int f, int g);\n    struct { int h, i; } j;\n"
-
-    def plant(more):
-        names = ", ".join(f"k{i}[2]" for i in range(more))
-        header.write_text(f"{text}struct planted {{\n{four}    int {names};\n}};\n",
-                          encoding="utf-8")
-        return check(copy, copy / "build")
-
-    assert plant(11).stdout == ""
-    done = plant(12)
+    header.write_text(header.read_text(encoding="utf-8") + members("just_right", 15) + members("planted", 16),
+                      encoding="utf-8")
+    done = check(copy)
     assert done.returncode == 1
-    assert done.stdout == ("lossynet/loss/loss.h: struct planted has 16 members: expected at most "
-                           "15; group those that belong together\n")
+    return before, done.stdout.splitlines()
+
+
+def test_as_it_is(found):
+    before, _ = found
+    assert (before.returncode, before.stdout, before.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("user", INCLUDES)
+def test_planted_include(found, user):
+    assert f"{user} includes {INCLUDES[user]}: {user.split('/')[1]} must not know it" in found[1]
+
+
+def test_planted_call(found):
+    assert ("lossynet/transport/planted.c calls lossynet_broadcast_end of lossynet/algorithm/parameter.c: "
+            "transport must not know it") in found[1]
+
+
+def test_planted_struct(found):
+    assert ("lossynet/loss/loss.h: struct planted has 16 members: expected at most 15; group those that "
+            "belong together") in found[1]
+
+
+def test_nothing_else_is_found(found):
+    """Beside what algorithm.h includes, which send.c then includes, too."""
+    assert len([line for line in found[1] if not line.startswith("lossynet/transport/send.c")]) == len(INCLUDES) + 1
