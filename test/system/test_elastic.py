@@ -31,11 +31,12 @@ def etcd(tmp_path_factory):
 
 class Ranks:
     """The processes of one run. On a busy machine a rank may not answer for a while, so that the others go
-    on without it. It then joins again, and tests must allow that."""
+    on without it. It then joins again, and tests must allow that. Ranks send slowly: they would otherwise compute
+    all the time while a test waits for something else."""
 
     def __init__(self, data, out, url, ranks, **changes):
         common = {"workers": None, "seq": 32, "val": None, "peer_timeout": 2, "loss_rate": 0.1,
-                  **changes}
+                  "pace_gbps": 0.1, **changes}
         self.command = [PROGRAM, *settings(data, out, meet=url, meet_ranks=ranks, **common)]
         self.data, self.out, self.process, self.said = data, out, [], out.parent / "said"
         for _ in range(ranks):

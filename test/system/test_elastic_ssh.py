@@ -86,7 +86,7 @@ class Run:
     def __init__(self, hosts, data, folder, far, **environment):
         self.hosts, self.out, self.said, self.view = hosts, folder / "out", folder / "said", 0
         options = settings(data, self.out, workers=None, seq=16, val=None, steps=10 ** 6, peer_timeout=2,
-                           interface="eth0")
+                           interface="eth0", pace_gbps=0.1)
         with open(self.said, "w", encoding="utf-8") as said:
             self.process = subprocess.Popen(
                 [*hosts.shell(HERE), ROOT / "scripts/elastic.sh", "-n", "4", "--max-restarts", "9", *far,

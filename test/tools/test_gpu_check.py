@@ -14,7 +14,7 @@ import time
 import pytest
 
 from cudnn import fake_cudnn
-from program import BUILD, ROOT
+from program import BUILD, ROOT, environment_of
 
 FOLDER = ROOT / "dev" / "bench" / "gpu"
 SCRIPT = FOLDER / "gpu_check.py"
@@ -28,11 +28,9 @@ pytestmark = pytest.mark.takes(60)
 
 
 def start(out, *more, libraries="", broken=None):
-    environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",
-                   "GOMP_SPINCOUNT": "0",
-                   "EMULATED_FASTEST": "5", "LD_LIBRARY_PATH": str(libraries),
-                   **({"EMULATED_BROKEN": broken} if broken else {}),
-                   "EMULATED_MEMORY": "4000000000"}  # otherwise it would be this machine's free memory
+    environment = environment_of({
+        "BUILD": str(BUILD), "EMULATED_FASTEST": "5", "LD_LIBRARY_PATH": str(libraries), "EMULATED_BROKEN": broken,
+        "EMULATED_MEMORY": "4000000000"})  # otherwise it would be this machine's free memory
     return subprocess.Popen([sys.executable, SCRIPT, "--emulated", f"--out={out}", *more], cwd=ROOT,
                             env=environment, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT)

@@ -18,13 +18,19 @@ PROGRAMS = ["gpu_check", "gpu_bench", "test/cuda/test_operators_device"]
 OPTIMISE = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
 COMMON = [*OPTIMISE, "-g1", "-fopenmp", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
 CC = ["gcc", "-I.", "-D_GNU_SOURCE", "-DGEMM_PLAIN", "-Idev/bare", "-std=c11", *COMMON]
-CC_OF_TESTS = [*(word for word in CC if word not in OPTIMISE), "-O1"]
 GENCODE = ["-gencode", "arch=compute_80,code=sm_80", "-gencode",
            "arch=compute_90,code=[sm_90,compute_90]"]
 WIDE = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 ISAS = {"x86_64_v2": ["-march=x86-64-v2"], "x86_64_v3": ["-march=x86-64-v3"], "x86_64_v4": WIDE}
 ISAS_BF16 = {**ISAS, "x86_64_avx512bf16": [*WIDE, "-mavx512bf16"],
              "x86_64_amx": [*WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]}
+
+
+def compiler_of(name):
+    """The compiler and flags of a C file. Tests are compiled sooner, but for the references that compute much."""
+    if not name.startswith("test/"):
+        return CC
+    return [*(word for word in CC if word not in OPTIMISE), "-O3" if "/operators" in name else "-O1"]
 
 
 def find_nvcc(root="/usr/local"):
@@ -100,13 +106,12 @@ def commands(build, nvcc):
                  *([f"-Wl,-rpath,{cublas}/lib"] if cublas else [])]
     linked = {}
     for program in PROGRAMS:
-        cc = CC_OF_TESTS if program.startswith("test/") else CC
         folder = "test/cuda" if program.startswith("test/") else "dev/bench/gpu"
         own = [f"{folder}/{pathlib.Path(program).name}"]
         if program.startswith("test/"):
             own += [f"test/llmc/operators{part}"
                     for part in ("", "_arrays", "_bits", "_device", "_vectors")]
-        objects = [add(cc, f"{name}.c", name, to_all=False) for name in own]
+        objects = [add(compiler_of(name), f"{name}.c", name, to_all=False) for name in own]
         linked[f"{build}/{program}"] = [*link, *objects, *shared, *libraries, "-o",
                                         f"{build}/{program}"]
     return compiled, linked
