@@ -71,10 +71,10 @@ bool lossynet_turn(struct lossynet_comm *comm);
  *   masked_copy  to[j] = from[j] for j < n where arrived[j / packet] is not 0
  *   masked_round the same, rounded to bfloat16, to nearest even; to may be from. Only with
  *                wire_dtype bf16; else it may be NULL
- *   round_blocks the same, rounded in blocks of 32 to integers of 8 or 4 `bits` with a scale
+ *   round_blocks the same, rounded in blocks of 32 to integers of 8, 6 or 4 `bits` with a scale
  *                (elements.c). Rounds at random: the block that begins with element j uses the key
  *                *key + j. key NULL: to nearest. arrived NULL: everything arrived. `packet` is a
- *                multiple of 32. Only with wire_dtype int8 and int4; else it may be NULL
+ *                multiple of 32. Only with wire_dtype int8, int6 and int4; else it may be NULL
  *   copy         copies within that memory
  *   gather       out[i] = vector[element[i]], i < n; out and element are in the host's memory */
 struct lossynet_memory {
@@ -92,11 +92,11 @@ struct lossynet_memory {
  * of a worker's gradients that was lost. The caller adds the residual, times the share, to a vector
  * before the vector is ready. The library calls these functions for local workers, from several
  * threads at once.
- *   round only with wire_dtype int8 and int4. Rounds n elements from `offset` of a worker's vector
+ *   round only with wire_dtype int8, int6 and int4. Rounds n elements from `offset` of a worker's vector
  *         as round_blocks does; the residual becomes what rounding took away. It is called before
  *         keep, once for all elements that others own
  *   keep  sets the residual of such elements: 0 where arrived[j / packet] is not 0, elsewhere the
- *         element as it was sent (with wire_dtype bf16: rounded). With int8 and int4 it leaves the
+ *         element as it was sent (with wire_dtype bf16: rounded). With int8, int6 and int4 it leaves the
  *         residual where the packet arrived, and elsewhere adds the element as it was sent
  *   save  copies the residual of all P elements into the host's memory, which need not be aligned
  *   load  copies it back */

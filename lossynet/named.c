@@ -155,7 +155,7 @@ static const char *store(struct lossynet_settings *settings, const struct entry 
         return NULL;
     case WIRE:
         return parse_wire(text, (lossynet_wire_dtype *)place) ? NULL
-                                                              : "float32, bf16, int8 or int4";
+                                                              : "float32, bf16, int8, int6 or int4";
     case ESTIMATOR:
         return lossynet_estimator_parse(text, (lossynet_estimator *)place)
                    ? NULL

@@ -24,7 +24,7 @@ const char *lossynet_status_string(lossynet_status status) {
 /* ---- names ---- */
 
 static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
-static const char *const wire_dtype_names[] = {"float32", "bf16", "int8", "int4"};
+static const char *const wire_dtype_names[] = {"float32", "bf16", "int8", "int6", "int4"};
 static const char *const link_names[] = {"auto", "mpi", "udp", "verbs"};
 
 static int find(const char *name, const char *const *names, int count) {
@@ -63,7 +63,7 @@ static lossynet_status check_vectors(const struct lossynet_settings *settings) {
         return LOSSYNET_INVALID;
     }
     if (settings->wire_dtype == LOSSYNET_FLOAT32) {
-        ln_log("vectors of bf16, wire dtype float32: expected wire dtype bf16, int8 or int4");
+        ln_log("vectors of bf16, wire dtype float32: expected wire dtype bf16, int8, int6 or int4");
         return LOSSYNET_INVALID;
     }
     if (settings->memory) {
@@ -163,7 +163,8 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
     if (check_group(world, settings)) return LOSSYNET_INVALID;
     const bool blocks = settings->wire_dtype >= LOSSYNET_INT8;
     if (settings->wire_dtype < LOSSYNET_FLOAT32 || settings->wire_dtype > LOSSYNET_INT4) {
-        ln_log("wire dtype %d: expected float32, bf16, int8 or int4", (int)settings->wire_dtype);
+        ln_log("wire dtype %d: expected float32, bf16, int8, int6 or int4",
+               (int)settings->wire_dtype);
         return LOSSYNET_INVALID;
     }
     if (check_vectors(settings)) return LOSSYNET_INVALID;

@@ -75,6 +75,7 @@ static void keep_residual(void *context, int worker, size_t offset, size_t n, si
     static const enum backend_lost how[] = {[OPTION_WIRE_FLOAT32] = LOST_EXACT,
                                             [OPTION_WIRE_BF16] = LOST_ROUNDED,
                                             [OPTION_WIRE_INT8] = LOST_ADDED,
+                                            [OPTION_WIRE_INT6] = LOST_ADDED,
                                             [OPTION_WIRE_INT4] = LOST_ADDED};
     d->be->keep_lost(w->residual + offset, w->grads + offset, arrived, n, packet,
                      how[d->options->wire_dtype]);

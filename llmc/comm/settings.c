@@ -92,7 +92,12 @@ static bool link_is_the_limit(const struct options *o, bool gpu) {
 }
 
 /* int8 costs no perplexity that can be measured (lossynet/partition/wire_dtypes.md), and has half
- * the bytes of bf16. So it pays for sending lost packets of both phases again. */
+ * the bytes of bf16. So it pays for sending lost packets of both phases again. Where so much is
+ * lost that this does not suffice, gradients are int6. */
+static int wire_that_pays(const double lost[2]) {
+    return lost[LOSSYNET_GRADIENT] > 1 / 3.0 ? OPTION_WIRE_INT6 : OPTION_WIRE_INT8;
+}
+
 void comm_choose_wire(struct options *o) {
     const bool broadcasts = o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
     const bool gpu = o->device == DEVICE_CUDA ||
@@ -102,14 +107,14 @@ void comm_choose_wire(struct options *o) {
     o->wire_dtype = OPTION_WIRE_FLOAT32;
     if (!broadcasts || o->plain) return;
     if (sends_again(o, o->loss_rate) || link_is_the_limit(o, gpu))
-        o->wire_dtype = OPTION_WIRE_INT8;
+        o->wire_dtype = wire_that_pays(o->loss_rate);
     else if (gpu && o->dtype != OPTION_DTYPE_FLOAT32)
         o->wire_dtype = OPTION_WIRE_BF16;
 }
 
 void comm_note_loss(const struct options *o, const struct run_metrics *record,
                     struct progress *progress) {
-    const int p = LOSSYNET_PARAMETER; /* auto sends none again without int8 */
+    const int p = LOSSYNET_PARAMETER; /* auto sends none again with larger types */
     const double rate = metrics_loss_rate(&record->sum, p);
     const double lost[2] = {rate, rate};
     char line[128];
@@ -118,8 +123,8 @@ void comm_note_loss(const struct options *o, const struct run_metrics *record,
         return;
     snprintf(
         line, sizeof line,
-        "note: %.0f%% of packets are lost: --wire-dtype int8 leaves room to send more of it again",
-        100 * rate);
+        "note: %.0f%% of packets are lost: --wire-dtype %s leaves room to send more of it again",
+        100 * rate, option_wire_dtype_names[wire_that_pays(lost)]);
     progress_message(progress, line);
 }
 
@@ -133,12 +138,13 @@ int comm_rounds(const struct options *o, lossynet_phase phase) {
     return o->algorithm == ALGORITHM_LOSSY && (gradient || small) ? LOSSYNET_ROUNDS_MEASURED : 0;
 }
 
-/* A fifth of the gradient phase is a tenth of the traffic. What int8 saves against bf16 may be
- * spent: int8 has 33 bytes where bf16 has 64. */
+/* A fifth of the gradient phase is a tenth of the traffic. What smaller types save of gradients in
+ * bf16 may be spent. */
 static double budget_of(const struct options *o) {
     if (o->repair_budget >= 0) return o->repair_budget;
     if (o->repair[0] != OPTION_AUTO && o->repair[1] != OPTION_AUTO) return 0;
-    return o->wire_dtype >= OPTION_WIRE_INT8 ? 64.0 / 33 - 1 : 0.2;
+    if (o->wire_dtype < OPTION_WIRE_INT8) return 0.2;
+    return option_wire_bytes(OPTION_WIRE_BF16, 0) / option_wire_bytes(o->wire_dtype, 0) - 1;
 }
 
 /* ---- the deadline ----------------------------------------------------------------------- */

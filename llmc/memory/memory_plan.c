@@ -27,12 +27,9 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.seq = seq;
     s.wire.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
     s.wire.dtype = option_wire_dtype_names[o->wire_dtype];
-    s.wire.bytes[0] = s.wire.bytes[1] = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
-    if (o->wire_dtype >= OPTION_WIRE_INT8) { /* 32 elements have one scale, a byte */
-        s.wire.bytes[1] = 33 / 32.0;
-        s.wire.bytes[0] = o->wire_dtype == OPTION_WIRE_INT4 ? 17 / 32.0 : 33 / 32.0;
-        s.wire.packet_bytes -= s.wire.packet_bytes % 33;
-    }
+    for (int phase = 0; phase < 2; phase++)
+        s.wire.bytes[phase] = option_wire_bytes(o->wire_dtype, phase);
+    if (o->wire_dtype >= OPTION_WIRE_INT8) s.wire.packet_bytes -= s.wire.packet_bytes % 33;
     s.wire.link_gbps = o->link_gbps;
     s.fp8 = o->dtype == OPTION_DTYPE_FP8;
     s.cudnn = o->attention != OPTION_ATTENTION_OWN;

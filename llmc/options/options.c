@@ -25,7 +25,15 @@ static const char *const lead_names[] = {"auto", "off", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
 static const char *const attention_names[] = {"own", "cudnn", "auto", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", "fp8", NULL};
-const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", "auto", NULL};
+const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int6",
+                                               "int4",    "auto", NULL};
+
+double option_wire_bytes(int wire_dtype, int phase) {
+    static const double gradients[] = {4, 2, 33 / 32.0, 25 / 32.0, 17 / 32.0};
+    /* Parameters are int8 where gradients are smaller. */
+    const bool small = phase && wire_dtype > OPTION_WIRE_INT8;
+    return gradients[small ? OPTION_WIRE_INT8 : wire_dtype];
+}
 
 #define AT(field) offsetof(struct options, field)
 #define TITLE(text)                                                                                \
@@ -158,13 +166,15 @@ static const struct option_entry table[] = {
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
         "parameters. One number is for both. auto: as many as the measured "
-        "loss asks for, of gradients none at 5% loss, one at 10%, two from 16% on, and of "
-        "parameters, with --wire-dtype int8 or int4 only, none at 20%, one at 40%, two at 60%. "
+        "loss asks for, of gradients none at 5% loss, one at 10%, two at 20%, three at 40%, at "
+        "most "
+        "five, and of parameters, with --wire-dtype int8, int6 or int4 only, none at 20%, one at "
+        "40%, two at 60%. "
         "Algorithm lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
-                   "missing longest first; 0: no limit. auto: a fifth, of int8 and int4 as much as "
-                   "bf16 takes; no limit with a number as --repair"),
+                   "missing longest first; 0: no limit. auto: a fifth, of smaller types as much as "
+                   "gradients of bf16 take; no limit with a number as --repair"),
 
     TITLE("Network"),
     INTEGER("workers", workers, RUN, "0", 0, 65534,
@@ -181,12 +191,13 @@ static const struct option_entry table[] = {
             "most 4096"),
     ONE_OF(
         "wire-dtype", wire_dtype, RESUMED, "auto", option_wire_dtype_names,
-        "float32|bf16|int8|int4|auto",
+        "float32|bf16|int8|int6|int4|auto",
         "type in which gradients and parameters travel; owners keep float32. bf16: half the "
-        "bytes. int8: a quarter, in blocks of 32 with a scale. int4: an eighth for gradients, "
-        "and int8 for parameters. auto: int8 where --loss-rate is so high that --repair auto sends "
-        "packets again, which int8 pays for, and where at --link-gbps packets of bf16 would take "
-        "longer than computing; else bf16 on a GPU that computes in it, else float32. The first "
+        "bytes. int8: a quarter, in blocks of 32 with a scale. int6, int4: a fifth or an eighth "
+        "for gradients, and int8 for parameters. auto: int8 where --loss-rate is so high that "
+        "--repair auto sends packets again, which int8 pays for, and where at --link-gbps packets "
+        "of bf16 would take longer than computing; int6 where more than a third is lost; else bf16 "
+        "on a GPU that computes in it, else float32. The first "
         "lines of a run say which. Algorithms lossy and reliable"),
     STRING("interface", interface, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "

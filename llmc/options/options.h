@@ -32,10 +32,13 @@ enum {
     OPTION_WIRE_FLOAT32,
     OPTION_WIRE_BF16,
     OPTION_WIRE_INT8,
+    OPTION_WIRE_INT6,
     OPTION_WIRE_INT4,
     OPTION_WIRE_AUTO /* options_parse replaces it */
 };                   /* of --wire-dtype */
 extern const char *const option_wire_dtype_names[];
+/* The bytes of an element of a phase, with its share of the scale that a block of 32 has. */
+double option_wire_bytes(int wire_dtype, int phase);
 
 enum { OPTION_ATTENTION_OWN, OPTION_ATTENTION_CUDNN, OPTION_ATTENTION_AUTO }; /* of --attention */
 enum { OPTION_AUTO = -1 }; /* numbers whose option is `auto`, see the help of each */

@@ -7,7 +7,7 @@
  * is no round, and a step has no round trip more. More parameters than gradients may stay lost: who
  * misses some goes on with older ones, which owners that lead make up for (lead.c). Gradients that
  * do not come with the next ones (error_feedback.c) cost some four times as much, so fewer may stay
- * lost, and a third round, which sends little, is worth its trip.
+ * lost, and more rounds, which send little, are worth their trips.
  *
  * p is the share of packets that did not arrive when they were sent for the first time, of all
  * workers, in all steps so far; older steps count exponentially less. Before anything was measured
@@ -29,7 +29,7 @@ struct limits {
     int most;
 };
 static const struct limits GRADIENTS = {1 / 400.0, LOSSYNET_ROUNDS_MOST};
-static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 40.0, 2}; /* error feedback */
+static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 36.0, LOSSYNET_ROUNDS_MOST};
 static const struct limits PARAMETERS = {0.22, 2};
 static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
 

@@ -46,7 +46,8 @@ typedef enum {
     LOSSYNET_BF16, /* rounded to nearest: half the bytes */
     LOSSYNET_INT8, /* blocks of 32 with a scale: gradients rounded at random, parameters to nearest:
                       0.26 of the bytes */
-    LOSSYNET_INT4, /* gradients: the same with 4 bits, 0.13 of the bytes; parameters: as INT8 */
+    LOSSYNET_INT6, /* gradients: the same with 6 bits, 0.20 of the bytes; parameters: as INT8 */
+    LOSSYNET_INT4, /* gradients: with 4 bits, 0.13 of the bytes; parameters: as INT8 */
 } lossynet_wire_dtype;
 
 typedef enum {

@@ -91,7 +91,7 @@
 
 enum {
     WIRE_MAGIC = 0x4e4c, /* 'L' 'N' */
-    WIRE_VERSION = 9,
+    WIRE_VERSION = 10,
     WIRE_HEADER_BYTES = 28,
     WIRE_STATE_BYTES = 36,
     WIRE_WORKERS = 65534, /* most workers */

@@ -6,25 +6,26 @@
  * and the upper seven bits remain. Infinity and NaN stay what they are. The largest elements, from
  * 0x7f7f8000 on, become infinite (IEEE 754, section 4.3.1).
  *
- * int8, int4: a packet is cut into blocks of 32 elements; the last one may be shorter. An element
- * is an integer from -127 to 127, or -7 to 7, times its block's unit. The unit is the smallest
- * power of 2 with which the block's largest element fits. (int8 is MXINT8 of the Open Compute
- * Project's "Microscaling Formats (MX) Specification" 1.0, without -128.) A payload of n elements,
- * 33 or 17 bytes for 32 of them:
+ * int8, int6, int4: a packet is cut into blocks of 32 elements; the last one may be shorter. An
+ * element is an integer of so many bits, from -127 to 127, -31 to 31, or -7 to 7, times its block's
+ * unit. The unit is the smallest power of 2 with which the block's largest element fits. (int8 is
+ * MXINT8 of the Open Compute Project's "Microscaling Formats (MX) Specification" 1.0, without
+ * -128.) A payload of n elements, 33, 25 or 17 bytes for 32 of them:
  *
- *     scale[ceil(n / 32)]   one byte per block: unit = 2^(scale - 133), with int4 2^(scale - 129);
+ *     scale[ceil(n / 32)]   one byte per block: unit = 2^(scale - 125 - bits);
  *                           255: an element of the block is not finite, and the whole block is NaN
- *     q[n]                  two's complement; with int4 two in a byte, the first in its low four
- *                           bits; element = q * unit, exactly
+ *     q[n]                  two's complement, one after the other without gaps, the first in the
+ *                           lowest bits of the first byte; element = q * unit, exactly
  *
- * Only gradients are int4; parameters are then int8. A packet has as many elements in both phases.
+ * Only gradients are int6 or int4; parameters are then int8. A packet has as many elements in both
+ * phases.
  *
  *   - Rounding a rounded block changes nothing: its elements are multiples of its unit, and its new
  *     unit would be the same or a smaller power of 2. So it does not matter where and how often a
  *     packet is rounded. With a float32 scale the mean square error would be half as large at best,
  *     but this property would not hold.
  *   - A packet can be decoded alone, because no block reaches into the next packet.
- *   - The unit is at most 2/127, or 2/7, of the block's largest element. Rounding to nearest
+ *   - The unit is at most 2/127, 2/31 or 2/7 of the block's largest element. Rounding to nearest
  *     changes an element by at most half a unit. Rounding at random changes it by less than a unit
  *     and is right on average: x = (k + f) unit becomes k + 1 with probability f.
  *
@@ -68,7 +69,7 @@ enum { BLOCK = LOSSYNET_BLOCK, NOT_FINITE = 255 };
 enum { SCALE_LEAST = 7 }; /* the smallest scale whose unit is a normal number */
 
 int ln_block_bits(lossynet_wire_dtype dtype) {
-    return dtype == LOSSYNET_INT4 ? 4 : 8;
+    return dtype == LOSSYNET_INT4 ? 4 : dtype == LOSSYNET_INT6 ? 6 : 8;
 }
 
 static float from_exponent(int biased) {
@@ -82,8 +83,8 @@ static float unit_of(uint8_t scale, int bits) {
     return scale == NOT_FINITE ? NAN : from_exponent(scale - (bits - 2));
 }
 
-/* The exponent of the largest element; or one more if this element is above 127/128, or 7/8, of the
- * next power of 2. */
+/* The exponent of the largest element; or one more if this element is above 127/128, 31/32 or 7/8
+ * of the next power of 2. */
 static uint8_t scale_of(const float x[BLOCK], int bits) {
     uint32_t most = 0;
     for (int i = 0; i < BLOCK; i++) {
@@ -187,15 +188,22 @@ static void round_blocks(const struct ln_rounding *r, float *to, const float *fr
     }
 }
 
-/* Packs two integers of 4 bits into each byte. */
-static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
-    uint8_t pairs[BLOCK / 2];
-    for (int j = 0; j < BLOCK / 2; j++)
-        pairs[j] = (uint8_t)((q[2 * j] & 15) | (q[2 * j + 1] & 15) << 4);
-    if (bytes == sizeof pairs)
-        memcpy(out, pairs, sizeof pairs);
-    else
-        memcpy(out, pairs, bytes);
+static size_t bytes_of(size_t count, int bits) {
+    return (count * (size_t)bits + 7) / 8;
+}
+
+/* Packs four integers of 6 bits into three bytes, or two of 4 bits into one. */
+static void pack_small(uint8_t *out, const int8_t q[BLOCK], size_t count, int bits) {
+    uint8_t packed[BLOCK];
+    for (int j = 0; bits == 6 && j < BLOCK / 4; j++) {
+        const int8_t *four = q + 4 * j;
+        packed[3 * j] = (uint8_t)((four[0] & 63) | four[1] << 6);
+        packed[3 * j + 1] = (uint8_t)((four[1] & 63) >> 2 | four[2] << 4);
+        packed[3 * j + 2] = (uint8_t)((four[2] & 63) >> 4 | four[3] << 2);
+    }
+    for (int j = 0; bits == 4 && j < BLOCK / 2; j++)
+        packed[j] = (uint8_t)((q[2 * j] & 15) | q[2 * j + 1] << 4);
+    memcpy(out, packed, bytes_of(count, bits));
 }
 
 /* Packs float32 elements `from`, or if from is NULL the elements `bf16`. */
@@ -213,19 +221,21 @@ static void pack_blocks(const struct ln_rounding *r, uint8_t *to, const float *f
         if (bits == 8)
             memcpy(out + i, q, count);
         else
-            pack_nibbles(out + i / 2, q, (count + 1) / 2);
+            pack_small(out + bytes_of(i, bits), q, count, bits);
     }
 }
 
-static void unpack_nibbles(int8_t q[BLOCK], const uint8_t *in, size_t bytes) {
-    uint8_t pairs[BLOCK / 2] = {0};
-    if (bytes == sizeof pairs)
-        memcpy(pairs, in, sizeof pairs);
-    else
-        memcpy(pairs, in, bytes);
-    for (int j = 0; j < BLOCK / 2; j++) {
-        q[2 * j] = (int8_t)(((pairs[j] & 15) ^ 8) - 8);
-        q[2 * j + 1] = (int8_t)(((pairs[j] >> 4) ^ 8) - 8);
+static void unpack_small(int8_t q[BLOCK], const uint8_t *in, size_t count, int bits) {
+    uint8_t packed[BLOCK] = {0};
+    memcpy(packed, in, bytes_of(count, bits));
+    for (int j = 0; bits == 6 && j < BLOCK / 4; j++) {
+        const uint32_t four =
+            packed[3 * j] | (uint32_t)packed[3 * j + 1] << 8 | (uint32_t)packed[3 * j + 2] << 16;
+        for (int i = 0; i < 4; i++) q[4 * j + i] = (int8_t)((int)((four >> 6 * i & 63) ^ 32) - 32);
+    }
+    for (int j = 0; bits == 4 && j < BLOCK / 2; j++) {
+        q[2 * j] = (int8_t)(((packed[j] & 15) ^ 8) - 8);
+        q[2 * j + 1] = (int8_t)(((packed[j] >> 4) ^ 8) - 8);
     }
 }
 
@@ -237,9 +247,9 @@ static void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
         int8_t q[BLOCK];
         float wide[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
-        if (bits == 4) unpack_nibbles(q, in + i / 2, (count + 1) / 2);
-        multiply(to ? to + i : wide, bits == 4 ? q : (const int8_t *)in + i,
-                 unit_of(*scale++, bits), count);
+        if (bits < 8) unpack_small(q, in + bytes_of(i, bits), count, bits);
+        multiply(to ? to + i : wide, bits < 8 ? q : (const int8_t *)in + i, unit_of(*scale++, bits),
+                 count);
         if (!to) narrow(bf16 + i, wide, count);
     }
 }
@@ -267,11 +277,11 @@ size_t ln_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
     case LOSSYNET_BF16:
         return n * sizeof(uint16_t);
     case LOSSYNET_INT8:
-        return (n + BLOCK - 1) / BLOCK + n;
+    case LOSSYNET_INT6:
     case LOSSYNET_INT4:
         break;
     }
-    return (n + BLOCK - 1) / BLOCK + (n + 1) / 2;
+    return (n + BLOCK - 1) / BLOCK + bytes_of(n, ln_block_bits(dtype));
 }
 
 size_t ln_payload_elements(lossynet_wire_dtype dtype, size_t bytes) {
@@ -367,7 +377,7 @@ bool ln_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, s
             memcpy(&upper, payload + i * sizeof upper, sizeof upper);
             wrong |= (upper & 0x7f80) >= TOO_LARGE >> 16;
         }
-    } else { /* a block's elements are at most 128, or 8, units: less than 2^(scale - 125) */
+    } else { /* a block's elements are at most 2^(bits - 1) units: less than 2^(scale - 125) */
         for (size_t i = 0; i < (n + BLOCK - 1) / BLOCK; i++)
             wrong |= payload[i] < SCALE_LEAST || payload[i] > 64 + 125;
     }

@@ -71,7 +71,7 @@ lossynet_status ln_partition_open(struct ln_partition *partition, int workers, i
     lossynet_status status = ln_groups_open(&partition->groups, workers, group, group_sizes);
     if (status) return status;
     partition->dtype[LOSSYNET_GRADIENT] = dtype;
-    partition->dtype[LOSSYNET_PARAMETER] = dtype == LOSSYNET_INT4 ? LOSSYNET_INT8 : dtype;
+    partition->dtype[LOSSYNET_PARAMETER] = dtype > LOSSYNET_INT8 ? LOSSYNET_INT8 : dtype;
     partition->packet_elements =
         ln_payload_elements(partition->dtype[LOSSYNET_PARAMETER], packet_bytes);
     size_t shards = (size_t)buckets * workers + 1, rows = ((size_t)buckets + 1) * workers;

@@ -7,7 +7,7 @@ import math
 import os
 
 from report import smooth
-from sweep_rounds import GRADIENTS, PARAMETERS, sent_again
+from sweep_rounds import GRADIENTS, PARAMETERS, sent_again, wire_that_pays
 from sweep_settings import plain
 
 # Weintraub, Banner & Orda 2025, Llama-2 7B on 64 GPUs: loss rate, change of perplexity in %.
@@ -258,10 +258,10 @@ PLAIN = {"algorithm": "lossy", "wire-dtype": "float32", "estimator": "mean", "le
 
 def default_at(rate):
     """What the program does without options if so many packets are lost on purpose (llmc/comm/settings.c). The
-    budget does not limit it up to 50%, so none is named."""
-    rounds = [sent_again(rate, enough=enough)[1] for enough in (GRADIENTS, PARAMETERS)]
-    again = {"wire-dtype": "int8", "gradient-repair": rounds[0], "parameter-repair": rounds[1]} if any(rounds) else {}
-    return {"lead": "auto", "carry": 1, **again}
+    budget does not limit it up to 60%, so none is named."""
+    rounds = [sent_again(rate, limits=limits)[1] for limits in (GRADIENTS, PARAMETERS)]
+    again = {"wire-dtype": wire_that_pays(rate), "gradient-repair": rounds[0], "parameter-repair": rounds[1]}
+    return {"lead": "auto", "carry": 1, **(again if any(rounds) else {})}
 
 
 RULES = (("plain, as in the paper", "#888888", lambda rate: {}), ("ours", "#1b9e77", default_at))

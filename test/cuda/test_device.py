@@ -36,7 +36,7 @@ def same(one, other, tolerance, *fields):
 
 @pytest.mark.parametrize("algorithm, wire, carry", [
     ("lossy", "float32", 0), ("rps", "float32", 0), ("naive", "float32", 0), ("lossy", "bf16", 0),
-    ("lossy", "float32", 0.7), ("lossy", "bf16", 1), ("lossy", "int8", 0), ("lossy", "int4", 0.7)])
+    ("lossy", "float32", 0.7), ("lossy", "bf16", 1), ("lossy", "int8", 0), ("lossy", "int6", 0.7)])
 def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
     options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2", "--seq=32",
                f"--wire-dtype={wire}", f"--carry={carry}", "--steps=3"]

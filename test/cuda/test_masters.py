@@ -1,5 +1,5 @@
 """Tests ranks with a GPU each that compute in bfloat16, on the emulated device. A GPU has float32 only for the
-parameters that its worker owns, and gradients only of the last buckets. With --wire-dtype bf16, int8 and int4
+parameters that its worker owns, and gradients only of the last buckets. With other --wire-dtype than float32
 the network's copies are bfloat16, too (llmc/memory/worker.h)."""
 import pytest
 
@@ -57,7 +57,7 @@ def train(data, out, ranks, *more, streams="late", peers="all", more_environment
     ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16", "--carry=0.9"]),
     ("late", 4, ["--algorithm=reliable", "--link=mpi", "--group=4", "--wire-dtype=bf16"]),
     ("others", 3, ["--loss-rate=0.3", "--wire-dtype=int8"]),
-    ("late", 3, ["--loss-rate=0.3", "--wire-dtype=int4", "--carry=1"]),
+    ("late", 3, ["--loss-rate=0.3", "--wire-dtype=int6", "--carry=1"]),
     ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=int8", "--micro-batches=2", "--repair=1"]),
     ("others", 4, ["--loss-rate=0.3", "--wire-dtype=int8", "--group=2"]),
     ("late", 4, ["--loss-rate=0.3", "--wire-dtype=int4", "--group=2", "--carry=0.9"]),

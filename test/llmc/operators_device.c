@@ -142,8 +142,8 @@ void test_round_blocks(void **state) {
     for (int s = 0; s < 8 * LENGTH(shapes); s++) {
         const size_t n = shapes[s / 8][0], packet = shapes[s / 8][1];
         const bool random = s % 2, some = s / 4 % 2;
-        const struct ln_rounding r = {
-            .dtype = s / 2 % 2 ? LOSSYNET_INT4 : LOSSYNET_INT8, .random = random, .key = key};
+        static const lossynet_wire_dtype dtypes[] = {LOSSYNET_INT8, LOSSYNET_INT4, LOSSYNET_INT6};
+        const struct ln_rounding r = {.dtype = dtypes[s / 2 % 3], .random = random, .key = key};
         if (!b->round_blocks || too_large(n)) continue;
         const size_t packets = (n + packet - 1) / packet, bytes = n * sizeof(float);
         float *from = (float *)malloc(bytes), *want = (float *)malloc(bytes);

@@ -11,8 +11,13 @@ struct format {
     lossynet_wire_dtype dtype;
     int most; /* largest integer */
 };
-static const struct format formats[] = {{LOSSYNET_INT8, 127}, {LOSSYNET_INT4, 7}};
+static const struct format formats[] = {
+    {LOSSYNET_INT8, 127}, {LOSSYNET_INT6, 31}, {LOSSYNET_INT4, 7}};
 enum { FORMATS = sizeof formats / sizeof *formats };
+
+static int bits_of(const struct format *f) {
+    return ln_block_bits(f->dtype);
+}
 
 static struct ln_rounding rounding(lossynet_wire_dtype dtype, bool random, uint64_t key) {
     return (struct ln_rounding){.dtype = dtype, .random = random, .key = key};
@@ -22,7 +27,7 @@ static struct ln_rounding rounding(lossynet_wire_dtype dtype, bool random, uint6
 static double unit_of(const float *x, size_t n, int most) {
     double largest = 0;
     for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)x[i]));
-    const double least = most == 127 ? 0x1p-126 : 0x1p-122;
+    const double least = most == 127 ? 0x1p-126 : most == 31 ? 0x1p-124 : 0x1p-122;
     double unit = largest > 0 ? ldexp(1, (int)floor(log2(largest / most)) - 1) : 0;
     while (unit * most < largest) unit *= 2;
     return fmax(unit, least);
@@ -313,7 +318,7 @@ static void test_bytes(void **state) {
             }
         }
         assert_true(bytes[LOSSYNET_PARAMETER] < ELEMENTS * 1.06);
-        assert_true(bytes[LOSSYNET_GRADIENT] < ELEMENTS * (formats[f].most == 7 ? 0.56 : 1.06));
+        assert_true(bytes[LOSSYNET_GRADIENT] < ELEMENTS * (0.06 + bits_of(&formats[f]) / 8.0));
         float **x = take_vectors(WORKERS, ELEMENTS);
         lossynet_step_begin(comm, 0);
         lossynet_reduce(comm, x, false);
@@ -327,6 +332,9 @@ static void test_bytes(void **state) {
     assert_int_equal(ln_payload_bytes(LOSSYNET_INT8, 32), 33);
     assert_int_equal(ln_payload_bytes(LOSSYNET_INT8, 33), 35);
     assert_int_equal(ln_payload_elements(LOSSYNET_INT8, 1472), 44 * 32);
+    assert_int_equal(ln_payload_bytes(LOSSYNET_INT6, 32), 25);
+    assert_int_equal(ln_payload_bytes(LOSSYNET_INT6, 33), 27);
+    assert_int_equal(ln_payload_bytes(LOSSYNET_INT6, 37), 30);
     assert_int_equal(ln_payload_bytes(LOSSYNET_INT4, 32), 17);
     assert_int_equal(ln_payload_bytes(LOSSYNET_INT4, 33), 19);
 }
@@ -439,7 +447,7 @@ static void test_residuals_hold_what_is_missing(void **state) {
 /* ---- vectors and residuals that the host cannot touch ---- */
 
 static lossynet_wire_dtype of_bits(int bits) {
-    return bits == 8 ? LOSSYNET_INT8 : LOSSYNET_INT4;
+    return bits == 8 ? LOSSYNET_INT8 : bits == 6 ? LOSSYNET_INT6 : LOSSYNET_INT4;
 }
 
 static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,

@@ -137,9 +137,9 @@ static void test_packets_are_whole_vectors(void **state) {
     static const size_t headers[] = {WIRE_HEADER_BYTES, WIRE_HEADER_BYTES + 28,
                                      WIRE_HEADER_BYTES + 48}; /* RDMA; UDP over IPv4, IPv6 */
     static const lossynet_wire_dtype dtype[] = {LOSSYNET_FLOAT32, LOSSYNET_BF16, LOSSYNET_INT8,
-                                                LOSSYNET_INT4};
+                                                LOSSYNET_INT6, LOSSYNET_INT4};
     for (size_t f = 0; f < sizeof frame / sizeof *frame; f++) {
-        for (int i = 0; i < 2 * 3 * 4; i++) {
+        for (int i = 0; i < 2 * 3 * 5; i++) {
             const size_t trailer = i % 2 ? LOSSYNET_SECURE_BYTES : 0;
             const size_t room = (frame[f] - headers[i / 2 % 3] - trailer) / 4 * 4;
             const size_t bytes = ln_payload_default(dtype[i / 6], room);
@@ -338,7 +338,7 @@ static void test_refusals(void **state) {
     settings.wire_dtype = (lossynet_wire_dtype)9;
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "wire dtype 9: expected float32, bf16, int8 or int4");
+    assert_message(capture_end(), "wire dtype 9: expected float32, bf16, int8, int6 or int4");
 }
 
 int main(void) {

@@ -613,7 +613,8 @@ static void test_a_flood(void **state) {
  * nothing is written outside the packet that a valid header names. */
 static size_t full_packet(lossynet_wire_dtype wire_dtype, int phase) {
     if (wire_dtype < LOSSYNET_INT8) return 64;
-    return wire_dtype == LOSSYNET_INT4 && phase == LOSSYNET_GRADIENT ? 17 : 33;
+    if (phase == LOSSYNET_PARAMETER || wire_dtype == LOSSYNET_INT8) return 33;
+    return wire_dtype == LOSSYNET_INT6 ? 25 : 17;
 }
 
 static void random_datagrams(lossynet_wire_dtype wire_dtype) {
@@ -657,6 +658,7 @@ static void test_random_datagrams(void **state) {
     random_datagrams(LOSSYNET_FLOAT32);
     random_datagrams(LOSSYNET_BF16);
     random_datagrams(LOSSYNET_INT8);
+    random_datagrams(LOSSYNET_INT6);
     random_datagrams(LOSSYNET_INT4);
 }
 

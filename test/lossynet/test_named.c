@@ -86,7 +86,7 @@ static void wrong_values_change_nothing(void **state) {
         {"repair", "often", "repair 'often': expected auto or a whole number"},
         {"workers", "-1", "workers '-1': expected a whole number"},
         {"workers", "4x", "expected a whole number"},
-        {"wire-dtype", "fp8", "expected float32, bf16, int8 or int4"},
+        {"wire-dtype", "fp8", "expected float32, bf16, int8, int6 or int4"},
         {"repair-budget", "nan", "expected a number"},
         {"carry", "1.5", "expected a share from 0 to 1"},
         {"lead", "far", "expected auto or off"},

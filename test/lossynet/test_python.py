@@ -98,7 +98,7 @@ def test_example_with_numpy(package):
 
 @pytest.mark.parametrize("given, expected", [
     ("colour=1", "TypeError: lossynet: there is no option 'colour': expected one of packet_bytes"),
-    ("wire_dtype='fp8'", "wire-dtype 'fp8': expected float32, bf16, int8 or int4"),
+    ("wire_dtype='fp8'", "wire-dtype 'fp8': expected float32, bf16, int8, int6 or int4"),
     ("rank=3, ranks=2", "rank 3 of 2, 60 s: expected 0 <= rank < ranks"),
 ])
 def test_wrong_use(package, given, expected):

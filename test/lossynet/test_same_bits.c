@@ -149,6 +149,7 @@ static void test_same_bits_rounded(void **state) {
     (void)state;
     same_bits_rounded(LOSSYNET_BF16);
     same_bits_rounded(LOSSYNET_INT8);
+    same_bits_rounded(LOSSYNET_INT6);
     same_bits_rounded(LOSSYNET_INT4);
 }
 

@@ -43,7 +43,7 @@ PAPER = {"lead": "off", "carry": 0, "repair": 0, "loss-rate": 0.2}
 LEAD = {**PAPER, "lead": "auto"}
 SETTINGS = {
     "default": {"loss-rate": 0.2},
-    "default, int8, 40%": {"loss-rate": 0.4, "wire-dtype": "int8"},
+    "default, 40%": {"loss-rate": 0.4},
     "paper": PAPER,
     "lead": LEAD,
     "look ahead, bf16": {**PAPER, "look-ahead": 1.5, "wire-dtype": "bf16"},

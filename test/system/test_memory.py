@@ -116,7 +116,8 @@ def test_a_checkpoint_holds_what_workers_carry(tmp_path):
     assert carried > 2 * plain
 
 
-@pytest.mark.parametrize("wire, gradients", [("bf16", 2), ("int8", 33 / 32), ("int4", 17 / 32)])
+@pytest.mark.parametrize("wire, gradients", [("bf16", 2), ("int8", 33 / 32), ("int6", 25 / 32),
+                                             ("int4", 17 / 32)])
 def test_few_bytes_leave_a_gpu(wire, gradients):
     """With 7B on 64 GPUs in groups of 8, each GPU sends 7/64 of a vector in a phase."""
     needed = table("--model=7B", "--workers=64", "--group=8", "--device=cuda", "--batch=2", "--seq=4096",

@@ -108,7 +108,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(data, tmp_path):
 
 
 @pytest.mark.parametrize("wire, sent", [("bf16", [0.5, 0.5]), ("int8", [33 / 128, 33 / 128]),
-                                        ("int4", [17 / 128, 33 / 128])])
+                                        ("int6", [25 / 128, 33 / 128]), ("int4", [17 / 128, 33 / 128])])
 def test_rounded_on_the_wire(data, tmp_path, wire, sent):
     """Rounded elements need fewer bytes and packets. Losses are nearly the same. Without packet loss there
     is no drift. The saved model has the owners' values, which are not rounded."""
@@ -141,6 +141,7 @@ def test_rounded_on_the_wire(data, tmp_path, wire, sent):
                                           (["--link-gbps=0.04", "--algorithm=rps"], "float32"),
                                           (["--loss-rate=0.05"], "float32"), (["--loss-rate=0.1"], "int8"),
                                           (["--loss-rate=0,0.2"], "float32"), (["--loss-rate=0,0.3"], "int8"),
+                                          (["--loss-rate=0.4"], "int6"), (["--loss-rate=0.3,0.4"], "int8"),
                                           (["--loss-rate=0.1", "--repair=0"], "float32"),
                                           (["--loss-rate=0.1", "--plain"], "float32"),
                                           (["--loss-rate=0.1", "--algorithm=naive"], "float32")])
@@ -281,10 +282,12 @@ def test_the_default_is_short_for_options(data, tmp_path):
 
 @pytest.mark.parametrize("rate, options, sent, left", [
     (0.05, {}, 0, (0.05, 0.05)), (0.1, {}, 0.05, (0.01, 0.1)), (0.2, {}, 0.12, (0.008, 0.2)),
-    (0.4, {}, 0.48, (0.064, 0.16)), (0.6, {}, 0.94, (0.224, 0.224)),
+    (0.4, {}, 0.512, (0.0256, 0.16)), (0.6, {}, 1.172, (0.0467, 0.216)),
+    (0.4, {"wire_dtype": "int8"}, 0.512, (0.0256, 0.16)),
+    (0.6, {"wire_dtype": "int8"}, 0.94, (0.224, 0.224)),  # as many bytes as bf16 without rounds
     (0.2, {"wire_dtype": "float32"}, 0.1, (0.04, 0.2)),
     (0.4, {"wire_dtype": "bf16"}, 0.1, (0.28, 0.4)),  # the budget allows half of it
-    (0.4, {"wire_dtype": "float32", "repair_budget": 0}, 0.28, (0.064, 0.4)),
+    (0.4, {"wire_dtype": "float32", "repair_budget": 0}, 0.312, (0.0256, 0.4)),
 ], ids=str)
 def test_rounds_follow_the_loss(data, tmp_path, rate, options, sent, left):
     """sent: more traffic than without rounds. left: the loss rates of gradients and parameters after them."""
@@ -591,7 +594,7 @@ def one_line(done, code):
      "--look-ahead: expected --algorithm lossy or reliable"),
     (["--carry", "2"], "--carry: expected auto or a number from 0 to 1, got '2'"),
     (["--repair", "often"], "--repair: expected auto or a whole number from 0 to 16, or two with a comma, got 'often'"),
-    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int4 auto, got 'fp8'"),
+    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int6 int4 auto, got 'fp8'"),
     (["--wire-dtype", "bf16", "--algorithm", "rps"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
     (["--wire-dtype", "bf16", "--algorithm", "naive"],

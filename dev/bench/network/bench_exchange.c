@@ -178,7 +178,7 @@ static lossynet_status open_group(struct bench *b) {
 int main(int argc, char **argv) {
     struct bench b = {.group.size = 1};
     if (lossynet_bootstrap(&argc, &argv, &b.world)) return 1;
-    static const char *const names[] = {"float32", "bf16", "int8", "int4"};
+    static const char *const names[] = {"float32", "bf16", "int8", "int6", "int4"};
     lossynet_wire_dtype wire_dtype = LOSSYNET_FLOAT32;
     bool encrypt = false, known = argc >= 6;
     for (int i = 6; i < argc; i++) {

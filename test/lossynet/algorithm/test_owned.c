@@ -272,7 +272,7 @@ static void test_settings(void **state) {
     settings = bf16_settings(WORKERS, 0);
     settings.wire_dtype = LOSSYNET_FLOAT32;
     refused(settings,
-            "vectors of bf16, wire dtype float32: expected wire dtype bf16, int8 or int4");
+            "vectors of bf16, wire dtype float32: expected wire dtype bf16, int8, int6 or int4");
     settings = bf16_settings(WORKERS, 0);
     settings.memory = &memory;
     refused(settings, "vectors of bf16: expected them in the host's memory");
