@@ -146,9 +146,9 @@ def plot(taxes, tokens, path):
         shares = sorted(100 * share(change, tokens, law) for law in LAWS)
         axes.plot([100 * rate] * 2, shares, "-", color="black", lw=5, alpha=0.6, solid_capstyle="butt")
     axes.annotate("the paper's 7B model, by two laws", (100 * PAPER[-1][0], shares[1]), xytext=(0, 6),
-                  textcoords="offset points", ha="center", fontsize=8)
+                  textcoords="offset points", ha="right", fontsize=8)
     last = 100 * max(rate for _, rate in taxes)
-    axes.set(xlabel="packets lost, %", ylabel="steps that this costs, %", xlim=(0, 1.4 * last),
+    axes.set(xlabel="packets lost, %", ylabel="steps that this costs, %", xlim=(0, 1.2 * last),
              xticks=range(0, int(last) + 1, 10), ylim=(0, None))
     axes.set_title("The share of steps that loss costs a run from scratch (one point per setting)",
                    fontsize=9)
