@@ -34,9 +34,9 @@
  * (lossynet_is_partner_of), and an average counts a group as many times as it has workers.
  *
  * Vectors of bfloat16 (settings.vector_dtype): in both phases the vectors hold P elements of 2
- * bytes. With wire dtype bf16 packets carry these elements as they are. With int8, int6 and int4 packets
- * carry them rounded in blocks, and what a receiver decodes is exact in bfloat16. Functions take
- * the vectors as `float *const *vectors`; the caller casts its pointers to uint16_t. Float32 values
+ * bytes. With wire dtype bf16 packets carry these elements as they are. With int8, int6 and int4
+ * packets carry them rounded in blocks, and what a receiver decodes is exact in bfloat16. Functions
+ * take the vectors as `float *const *vectors`; the caller casts its pointers to uint16_t. Float32 values
  * that owners hold lie in other memory (lossynet_shards).
  *
  * Errors: functions return a status. The first function to see an error logs one line
@@ -192,8 +192,9 @@ struct lossynet_settings {
     bool lead;         /* lossynet_lead will be called: gathers ages even without drift_samples */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
     /* The lost part of a gradient is added to its sender's next gradient (error_feedback.c). With
-     * wire_dtype int8, int6 and int4 this includes what rounding took away. For estimators mean and zero.
-     * lossynet_reduce then also changes elements of the vectors that their worker does not own. */
+     * wire_dtype int8, int6 and int4 this includes what rounding took away. For estimators mean and
+     * zero. lossynet_reduce then also changes elements of the vectors that their worker does not
+     * own. */
     bool error_feedback;
     const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */
     /* With error_feedback: owners tell senders what arrived in the messages of the next all-gather,

@@ -92,9 +92,9 @@ struct lossynet_memory {
  * of a worker's gradients that was lost. The caller adds the residual, times the share, to a vector
  * before the vector is ready. The library calls these functions for local workers, from several
  * threads at once.
- *   round only with wire_dtype int8, int6 and int4. Rounds n elements from `offset` of a worker's vector
- *         as round_blocks does; the residual becomes what rounding took away. It is called before
- *         keep, once for all elements that others own
+ *   round only with wire_dtype int8, int6 and int4. Rounds n elements from `offset` of a worker's
+ *         vector as round_blocks does; the residual becomes what rounding took away. It is called
+ *         before keep, once for all elements that others own
  *   keep  sets the residual of such elements: 0 where arrived[j / packet] is not 0, elsewhere the
  *         element as it was sent (with wire_dtype bf16: rounded). With int8, int6 and int4 it leaves the
  *         residual where the packet arrived, and elsewhere adds the element as it was sent

@@ -382,7 +382,7 @@ class Hosts:
     def start(self, program, *arguments, ranks=0, each=1, mpi="eth1", flags=(), environment=None):
         """Starts `each` ranks of a program on each of the first `ranks` hosts (0: all), under mpirun,
         whose own messages go over device `mpi`. `each` may also be a list with the number of ranks of
-        each host. Returns the Popen, with pipes for its output."""
+        each host. `environment` has variables for the ranks. Returns the Popen, with pipes for its output."""
         first = self.names[0]
         hosts = self.names[:ranks] if ranks else self.names
         slots = each if isinstance(each, list) else [each] * len(hosts)
@@ -391,7 +391,8 @@ class Hosts:
                    "--mca", "oob_tcp_if_include", "eth1", "--mca", "btl_tcp_if_include", mpi,
                    "--mca", f"oob_tcp_disable_ipv{10 - self.ipv}_family", "1",
                    "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--bind-to", "none",
-                   "-x", "OMP_NUM_THREADS", "-x", "GOMP_SPINCOUNT", *flags,
+                   *(word for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", *(environment or {}))
+                     for word in ("-x", name)), *flags,
                    "--host", ",".join(f"{name}:{n}" for name, n in zip(hosts, slots)),
                    "-np", sum(slots), program,
                    *arguments]

@@ -165,11 +165,9 @@ static const struct option_entry table[] = {
     INTEGERS_OR_AUTO(
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
-        "parameters. One number is for both. auto: as many as the measured "
-        "loss asks for, of gradients none at 5% loss, one at 10%, two at 20%, three at 40%, at "
-        "most "
-        "five, and of parameters, with --wire-dtype int8, int6 or int4 only, none at 20%, one at "
-        "40%, two at 60%. "
+        "parameters. One number is for both. auto: as many as the measured loss asks for, of "
+        "gradients none at 5% loss, one at 10%, two at 20%, three at 40%, at most five, and of "
+        "parameters, with --wire-dtype int8 or smaller only, none at 20%, one at 40%, two at 60%. "
         "Algorithm lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
@@ -197,8 +195,8 @@ static const struct option_entry table[] = {
         "for gradients, and int8 for parameters. auto: int8 where --loss-rate is so high that "
         "--repair auto sends packets again, which int8 pays for, and where at --link-gbps packets "
         "of bf16 would take longer than computing; int6 where more than a third is lost; else bf16 "
-        "on a GPU that computes in it, else float32. The first "
-        "lines of a run say which. Algorithms lossy and reliable"),
+        "on a GPU that computes in it, else float32. The first lines of a run say which. "
+        "Algorithms lossy and reliable"),
     STRING("interface", interface, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "

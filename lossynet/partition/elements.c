@@ -196,13 +196,12 @@ static size_t bytes_of(size_t count, int bits) {
 static void pack_small(uint8_t *out, const int8_t q[BLOCK], size_t count, int bits) {
     uint8_t packed[BLOCK];
     for (int j = 0; bits == 6 && j < BLOCK / 4; j++) {
-        const int8_t *four = q + 4 * j;
-        packed[3 * j] = (uint8_t)((four[0] & 63) | four[1] << 6);
-        packed[3 * j + 1] = (uint8_t)((four[1] & 63) >> 2 | four[2] << 4);
-        packed[3 * j + 2] = (uint8_t)((four[2] & 63) >> 4 | four[3] << 2);
+        uint32_t four = 0;
+        for (int i = 0; i < 4; i++) four |= (uint32_t)(q[4 * j + i] & 63) << 6 * i;
+        for (int i = 0; i < 3; i++) packed[3 * j + i] = (uint8_t)(four >> 8 * i);
     }
     for (int j = 0; bits == 4 && j < BLOCK / 2; j++)
-        packed[j] = (uint8_t)((q[2 * j] & 15) | q[2 * j + 1] << 4);
+        packed[j] = (uint8_t)((q[2 * j] & 15) | (q[2 * j + 1] & 15) << 4);
     memcpy(out, packed, bytes_of(count, bits));
 }
 

@@ -60,7 +60,8 @@ def test_bf16_trains_nearly_as_the_cpu(data, tmp_path):
     assert "bf16 with float32 sums and master weights" in shown
     for one, other in zip(steps, expected, strict=True):
         same(one, other, 1e-3, "loss")
-        same(one, other, 0.02, "grad_norm", "drift")
+        same(one, other, 0.02, "grad_norm")
+        same(one, other, 0.04, "drift")
     same(evaluation, expected_evaluation, 1e-3, "val_loss")
     # The checkpoint has the master weights. The CPU reads them and finds the same loss.
     (model,) = (tmp_path / "device").glob("checkpoint-*")

@@ -37,12 +37,18 @@ def instruction_sets():
     return re.search(r"^instruction sets: ([^(]*) \(", shown, re.M)[1].split(", ")
 
 
+def usual_isa():
+    """The instruction set of runs that choose none, as a variable of the environment: what the caller of the tests
+    has set, else AVX2. oneDNN compiles its kernels anew in each process, for AVX-512 in three times the time, which
+    is a third of a run of few steps."""
+    usual = "x86_64_v3" if "x86_64_v3" in instruction_sets() else None
+    isa = os.environ.get("TRAIN_LLAMA2_ISA", usual)
+    return {"TRAIN_LLAMA2_ISA": isa} if isa else {}
+
+
 def environment_of(given=None):
-    """The environment of every program that a test starts, with the given variables; None unsets one. Runs that
-    choose no instruction set take AVX2: oneDNN compiles its kernels anew in each process, for AVX-512 in three
-    times the time, which is a third of a run of few steps."""
-    short = {"TRAIN_LLAMA2_ISA": "x86_64_v3"} if "x86_64_v3" in instruction_sets() else {}
-    both = {**short, **os.environ, **MPI, "OMP_NUM_THREADS": "2", **(given or {})}
+    """The environment of every program that a test starts, with the given variables; None unsets one."""
+    both = {**os.environ, **MPI, "OMP_NUM_THREADS": "2", **usual_isa(), **(given or {})}
     return {name: value for name, value in both.items() if value is not None}
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from program import PROGRAM, ROOT, events, markov_files, run, succeed
+from program import PROGRAM, ROOT, events, markov_files, run, succeed, usual_isa
 
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
@@ -154,7 +154,7 @@ def namespaces():
 
 
 def on_hosts(hosts, each, arguments):
-    done = hosts.mpirun(PROGRAM, *arguments, each=each)
+    done = hosts.mpirun(PROGRAM, *arguments, each=each, environment=usual_isa())
     assert done.returncode == 0, done.stderr
     return done
 

@@ -14,7 +14,7 @@ import time
 import pytest
 
 import program
-from program import PROGRAM, ROOT, TIMEOUT, events, read_log, run, succeed
+from program import PROGRAM, ROOT, TIMEOUT, events, read_log, run, succeed, usual_isa
 from test_program import data, numbers, settings, train, weights  # pylint: disable=unused-import
 
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
@@ -195,7 +195,7 @@ def train_on(hosts, data, out, **changes):
     """Trains on hosts. A phase goes on without a rank that is silent for a fifth of the peer time-out. A busy
     machine may keep a rank from running for long, so the time-out is long here."""
     changes = {"peer_timeout": 60, **changes}
-    done = hosts.mpirun(PROGRAM, *options(data, out, **changes), timeout=TIMEOUT)
+    done = hosts.mpirun(PROGRAM, *options(data, out, **changes), timeout=TIMEOUT, environment=usual_isa())
     assert done.returncode == 0, done.stdout + done.stderr
     return read_log(out / "log.jsonl")
 
