@@ -1,11 +1,11 @@
 /* bench_exchange.c — times reduce and broadcast of a vector as in a training step, without a model.
  *
- *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16|int8|int4] [encrypt]
- *                                 [group=G]
+ *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16|int8|int6|int4]
+ *                                 [encrypt] [group=G]
  *
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks. There
- * is one worker per rank; the link is udp, paced to GBPS (0: not at all). With bf16, int8 or int4,
- * elements are rounded to that type on the network, so that less is sent. With encrypt, every
+ * is one worker per rank; the link is udp, paced to GBPS (0: not at all). With another type than
+ * float32, elements are rounded to it on the network, so that less is sent. With encrypt, every
  * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/group.h). Prints
  * {"ms": T} for each of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
  * Ends with a line of counters over all rounds and ranks: packets that were expected and that
@@ -14,7 +14,7 @@
  */
 #include "dev/bench/network/bench_time.h"
 #include "llmc/comm/group.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/comm.h"
 
 #include <inttypes.h>
 #include <stdint.h>
@@ -178,14 +178,13 @@ static lossynet_status open_group(struct bench *b) {
 int main(int argc, char **argv) {
     struct bench b = {.group.size = 1};
     if (lossynet_bootstrap(&argc, &argv, &b.world)) return 1;
-    static const char *const names[] = {"float32", "bf16", "int8", "int6", "int4"};
     lossynet_wire_dtype wire_dtype = LOSSYNET_FLOAT32;
     bool encrypt = false, known = argc >= 6;
     for (int i = 6; i < argc; i++) {
         bool found = strcmp(argv[i], "encrypt") == 0;
         encrypt |= found;
         for (int dtype = LOSSYNET_FLOAT32; dtype <= LOSSYNET_INT4; dtype++) {
-            if (strcmp(argv[i], names[dtype]) != 0) continue;
+            if (strcmp(argv[i], ln_wire_dtype_name((uint64_t)dtype)) != 0) continue;
             wire_dtype = (lossynet_wire_dtype)dtype;
             found = true;
         }
@@ -194,7 +193,7 @@ int main(int argc, char **argv) {
     }
     if (!known || atoi(argv[1]) < 1 || b.world.ranks < 2) {
         fprintf(stderr, "usage: mpirun -np RANKS bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS "
-                        "[bf16|int8|int4] [encrypt] [group=G]\n");
+                        "[bf16|int8|int6|int4] [encrypt] [group=G]\n");
         lossynet_shutdown(2);
         return 2;
     }
