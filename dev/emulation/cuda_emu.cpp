@@ -77,7 +77,7 @@ static struct group *joined[MOST_WARPS]; /* what a lane joined last; NULL: nothi
 
 static enum cuda_emu_order order;
 static uint64_t random_state = 1;
-static pthread_mutex_t one_launch = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t one_launch = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
 #ifdef CUDA_EMU_TSAN
 enum { STACKS = 2 * MOST_THREADS };
 /* Two of each: a thread may arrive at the next barrier before others have left this one. */
@@ -536,8 +536,8 @@ static uint32_t random_step(uint32_t blocks) {
 }
 
 void run(void (*kernel_)(void *), void *arguments_, dim3 grid, dim3 block, size_t bytes) {
-    if (current) fail("a launch inside a kernel");
-    pthread_mutex_lock(&one_launch);
+    if (current) fail("a launch inside a kernel, or after a kernel that crashed");
+    if (pthread_mutex_lock(&one_launch)) fail("a launch after one that crashed");
     dl_iterate_phdr(find_static_shared, NULL);
     if (!stacks) set_up();
     uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
