@@ -408,10 +408,11 @@ $(BUILD)/replay/%.o: %.c $(FLAGS)/instrumented
 $(BUILD)/replay_packets: $(SIMULATED:%.c=$(BUILD)/replay/%.o)
 	$(call link,$(LOSSYNET_LIBS),$(CC) -fsanitize=address$(comma)undefined)
 
+# Checks of glibc, the default in some distributions, forbid fibers' jumps to other stacks.
 $(BUILD)/simulated/%.o: %.c $(FLAGS)/instrumented
 	@mkdir -p $(@D)
 	@echo '  CC   $<, simulated'
-	@$(CC) $(INSTRUMENTED) -O2 -include dev/simulation/threads.h -MMD -c $< -o $@
+	@$(CC) $(INSTRUMENTED) -O2 -U_FORTIFY_SOURCE -include dev/simulation/threads.h -MMD -c $< -o $@
 
 SIMULATED_RANKS := $(BUILD)/late_ranks $(BUILD)/long_path $(BUILD)/bad_paths $(BUILD)/round_trips
 $(SIMULATED_RANKS): $(BUILD)/%: $(patsubst %.c,$(BUILD)/simulated/%.o,$(LOSSYNET) \
