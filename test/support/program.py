@@ -47,8 +47,9 @@ def usual_isa():
 
 
 def environment_of(given=None):
-    """The environment of every program that a test starts, with the given variables; None unsets one."""
-    both = {**os.environ, **MPI, "OMP_NUM_THREADS": "2", **usual_isa(), **(given or {})}
+    """The environment of every program that a test starts, with the given variables; None unsets one. One thread
+    computes: models are so small that a second one takes more time to wake than it saves."""
+    both = {**os.environ, **MPI, "OMP_NUM_THREADS": "1", **usual_isa(), **(given or {})}
     return {name: value for name, value in both.items() if value is not None}
 
 

@@ -32,7 +32,7 @@ STORED = ROOT / "test" / "goldens" / "digests.json"
 PLAIN = BUILD / "plain" / "train_llama2"
 EMULATED = BUILD / "emulated" / "train_llama2"
 SCENARIO = BUILD / "test" / "lossynet" / "test_lossynet_mpi"
-ISA = {"TRAIN_LLAMA2_ISA": "x86_64_v3"}
+ENVIRONMENT = {"TRAIN_LLAMA2_ISA": "x86_64_v3", "OMP_NUM_THREADS": "2"}
 VOCABULARY = 128
 RANKS = 1, 2, 8
 CROSSED = "default", "paper", "lead"  # these run with all numbers of ranks, others with one and, in turn, 2 or 8
@@ -98,7 +98,7 @@ def late_ranks(folder, workers, common):
 
 def train(options, program, ranks=1):
     words = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
-    succeed(*words, "--overwrite", program=program, ranks=ranks if ranks > 1 else 0, environment=ISA)
+    succeed(*words, "--overwrite", program=program, ranks=ranks if ranks > 1 else 0, environment=ENVIRONMENT)
 
 
 def digest(parts):
@@ -161,7 +161,7 @@ def data(tmp_path_factory):
 def avx2(data):
     """Skips where digests cannot be made."""
     done = run("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=16", "--batch=1", "--device=cpu",
-               program=PLAIN, environment=ISA)
+               program=PLAIN, environment=ENVIRONMENT)
     if "TRAIN_LLAMA2_ISA" in done.stderr:
         pytest.skip(f"digests need AVX2 and FMA: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

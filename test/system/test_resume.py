@@ -468,7 +468,7 @@ def test_no_thread_that_computes_takes_a_signal(data, tmp_path):
     """Signals must not interrupt threads that compute, because the handler's frame would be written to the
     thread's stack, and oneDNN's sgemm moves its stack into the heap."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
-    process = start(*settings(data, tmp_path, steps=10_000))
+    process = start(*settings(data, tmp_path, steps=10_000, threads=2))
     signal.signal(signal.SIGINT, before)
     try:
         wait_for(lambda: steps_done(tmp_path) >= 2, process, "step 2")
