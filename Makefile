@@ -64,8 +64,8 @@ LDLIBS += $(shell pkg-config --libs libibverbs)
 endif
 MEET ?= $(if $(filter 1,$(BARE)),,$(if $(shell pkg-config --exists libcurl 2>/dev/null && echo yes),1))
 ifeq ($(MEET),1)
+# The program opens libcurl when --meet asks for it (etcd.c).
 CPPFLAGS += -DLLMC_MEET $(shell pkg-config --cflags libcurl)
-LDLIBS += $(shell pkg-config --libs libcurl)
 endif
 # Of the compiler, which may be a cross compiler: CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++.
 ARCHITECTURE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))

@@ -48,6 +48,7 @@ void etcd_watch_close(struct etcd_watch *w) {
 #else
 
 #include <curl/curl.h>
+#include <dlfcn.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -117,6 +118,54 @@ static char *decoded(const char *text) {
     return out;
 }
 
+/* ---- libcurl ----
+ *
+ * It is opened when etcd is first asked. It loads thirty libraries more, and few runs need it. */
+
+#define CURL_FUNCTIONS(F)                                                                          \
+    F(global_init)                                                                                 \
+    F(easy_init)                                                                                   \
+    F(easy_setopt)                                                                                 \
+    F(easy_perform)                                                                                \
+    F(easy_getinfo)                                                                                \
+    F(easy_strerror)                                                                               \
+    F(easy_cleanup)                                                                                \
+    F(slist_append)                                                                                \
+    F(slist_free_all)                                                                              \
+    F(multi_init)                                                                                  \
+    F(multi_add_handle)                                                                            \
+    F(multi_remove_handle)                                                                         \
+    F(multi_perform)                                                                               \
+    F(multi_info_read)                                                                             \
+    F(multi_poll)                                                                                  \
+    F(multi_wakeup)                                                                                \
+    F(multi_cleanup)
+#define MEMBER(name) __typeof__(curl_##name) *(name);
+static struct {
+    CURL_FUNCTIONS(MEMBER)
+    bool begun;
+    char why[200]; /* if it has not begun */
+} curl;
+
+#define FIND(name)                                                                                 \
+    *(void **)&curl.name = dlsym(library, "curl_" #name);                                          \
+    if (!curl.name) {                                                                              \
+        snprintf(curl.why, sizeof curl.why, "its libcurl.so.4 has no curl_%s", #name);             \
+        return;                                                                                    \
+    }
+
+static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
+static void begin_curl(void) {
+    void *library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(curl.why, sizeof curl.why, "%s", dlerror());
+        return;
+    }
+    CURL_FUNCTIONS(FIND)
+    curl.begun = !curl.global_init(CURL_GLOBAL_DEFAULT);
+    if (!curl.begun) snprintf(curl.why, sizeof curl.why, "it cannot be initialised");
+}
+
 /* ---- one request ---- */
 
 static size_t take_answer(char *data, size_t size, size_t count, void *user) {
@@ -143,14 +192,14 @@ static enum store_status transfer(struct etcd *e, const char *path, const char *
     char url[400], error[CURL_ERROR_SIZE] = "";
     const char *local = NULL;
     snprintf(url, sizeof url, "%s%s", e->base, path);
-    curl_easy_setopt(e->curl, CURLOPT_URL, url);
-    curl_easy_setopt(e->curl, CURLOPT_POSTFIELDS, body);
-    curl_easy_setopt(e->curl, CURLOPT_ERRORBUFFER, error);
+    curl.easy_setopt(e->curl, CURLOPT_URL, url);
+    curl.easy_setopt(e->curl, CURLOPT_POSTFIELDS, body);
+    curl.easy_setopt(e->curl, CURLOPT_ERRORBUFFER, error);
     e->bytes = 0;
-    const CURLcode code = curl_easy_perform(e->curl);
-    curl_easy_setopt(e->curl, CURLOPT_ERRORBUFFER, NULL);
-    if (code != CURLE_OK) return away(e, *error ? error : curl_easy_strerror(code));
-    if (!curl_easy_getinfo(e->curl, CURLINFO_LOCAL_IP, &local) && local)
+    const CURLcode code = curl.easy_perform(e->curl);
+    curl.easy_setopt(e->curl, CURLOPT_ERRORBUFFER, NULL);
+    if (code != CURLE_OK) return away(e, *error ? error : curl.easy_strerror(code));
+    if (!curl.easy_getinfo(e->curl, CURLINFO_LOCAL_IP, &local) && local)
         snprintf(e->local, sizeof e->local, "%s", local);
     return STORE_DONE;
 }
@@ -166,7 +215,7 @@ static enum store_status ask(struct etcd *e, const char *path, json_t *request, 
     if (status != STORE_DONE) return status;
     json_error_t wrong;
     long code = 0;
-    curl_easy_getinfo(e->curl, CURLINFO_RESPONSE_CODE, &code);
+    curl.easy_getinfo(e->curl, CURLINFO_RESPONSE_CODE, &code);
     *answer = json_loadb(e->answer ? e->answer : "", e->bytes, 0, &wrong);
     if (code == 200 && json_is_object(*answer)) return STORE_DONE;
     const char *said = json_string_value(json_object_get(*answer, "error"));
@@ -286,26 +335,22 @@ static enum store_status etcd_keep(struct store *s, int64_t lease) {
 
 static void etcd_close(struct store *s) {
     struct etcd *e = (struct etcd *)s;
-    if (e->curl) curl_easy_cleanup(e->curl);
-    curl_slist_free_all(e->headers);
+    if (e->curl) curl.easy_cleanup(e->curl);
+    if (e->headers) curl.slist_free_all(e->headers);
     free(e->answer);
     free(e);
 }
 
-static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
-static void begin_curl(void) {
-    curl_global_init(CURL_GLOBAL_DEFAULT);
-}
-
 /* Creates a connection with the settings that all have. Returns 0, or -1 after reporting. */
-static int new_connection(CURL **curl, struct curl_slist **headers) {
+static int new_connection(CURL **connection, struct curl_slist **headers) {
     pthread_once(&curl_once, begin_curl);
-    *curl = curl_easy_init();
-    *headers = curl_slist_append(NULL, "Content-Type: application/json");
-    if (!*curl || !*headers) return log_error("libcurl cannot be initialised");
-    curl_easy_setopt(*curl, CURLOPT_HTTPHEADER, *headers);
-    curl_easy_setopt(*curl, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(*curl, CURLOPT_NOPROXY, "*");
+    if (!curl.begun) return log_error("--meet needs libcurl: %s", curl.why);
+    *connection = curl.easy_init();
+    *headers = curl.slist_append(NULL, "Content-Type: application/json");
+    if (!*connection || !*headers) return log_error("libcurl cannot be initialised");
+    curl.easy_setopt(*connection, CURLOPT_HTTPHEADER, *headers);
+    curl.easy_setopt(*connection, CURLOPT_NOSIGNAL, 1L);
+    curl.easy_setopt(*connection, CURLOPT_NOPROXY, "*");
     return 0;
 }
 
@@ -325,9 +370,9 @@ int etcd_open(const char *host, int port, struct store **out) {
         etcd_close(&e->store);
         return -1;
     }
-    curl_easy_setopt(e->curl, CURLOPT_WRITEFUNCTION, take_answer);
-    curl_easy_setopt(e->curl, CURLOPT_WRITEDATA, e);
-    curl_easy_setopt(e->curl, CURLOPT_TIMEOUT_MS, (long)TIME_LIMIT);
+    curl.easy_setopt(e->curl, CURLOPT_WRITEFUNCTION, take_answer);
+    curl.easy_setopt(e->curl, CURLOPT_WRITEDATA, e);
+    curl.easy_setopt(e->curl, CURLOPT_TIMEOUT_MS, (long)TIME_LIMIT);
     *out = &e->store;
     return 0;
 }
@@ -359,31 +404,31 @@ static size_t take_word(char *data, size_t size, size_t count, void *user) {
 }
 
 static void disconnect(struct etcd_watch *w) {
-    if (w->connected) curl_multi_remove_handle(w->multi, w->curl);
+    if (w->connected) curl.multi_remove_handle(w->multi, w->curl);
     w->connected = false;
 }
 
 void etcd_watch_close(struct etcd_watch *w) {
     if (!w) return;
     disconnect(w);
-    if (w->curl) curl_easy_cleanup(w->curl);
-    if (w->multi) curl_multi_cleanup(w->multi);
-    curl_slist_free_all(w->headers);
+    if (w->curl) curl.easy_cleanup(w->curl);
+    if (w->multi) curl.multi_cleanup(w->multi);
+    if (w->headers) curl.slist_free_all(w->headers);
     free(w->request);
     free(w);
 }
 
 static void prepare_watch(struct etcd_watch *w) {
-    curl_easy_setopt(w->curl, CURLOPT_URL, w->url);
-    curl_easy_setopt(w->curl, CURLOPT_POSTFIELDS, w->request);
-    curl_easy_setopt(w->curl, CURLOPT_WRITEFUNCTION, take_word);
-    curl_easy_setopt(w->curl, CURLOPT_WRITEDATA, w);
-    curl_easy_setopt(w->curl, CURLOPT_FAILONERROR, 1L);
-    curl_easy_setopt(w->curl, CURLOPT_CONNECTTIMEOUT_MS, (long)TIME_LIMIT);
+    curl.easy_setopt(w->curl, CURLOPT_URL, w->url);
+    curl.easy_setopt(w->curl, CURLOPT_POSTFIELDS, w->request);
+    curl.easy_setopt(w->curl, CURLOPT_WRITEFUNCTION, take_word);
+    curl.easy_setopt(w->curl, CURLOPT_WRITEDATA, w);
+    curl.easy_setopt(w->curl, CURLOPT_FAILONERROR, 1L);
+    curl.easy_setopt(w->curl, CURLOPT_CONNECTTIMEOUT_MS, (long)TIME_LIMIT);
     /* So the loss of a store that never closed the connection is noticed, and we connect again. */
-    curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPALIVE, 1L);
-    curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPIDLE, 5L);
-    curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPINTVL, 5L);
+    curl.easy_setopt(w->curl, CURLOPT_TCP_KEEPALIVE, 1L);
+    curl.easy_setopt(w->curl, CURLOPT_TCP_KEEPIDLE, 5L);
+    curl.easy_setopt(w->curl, CURLOPT_TCP_KEEPINTVL, 5L);
 }
 
 int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_watch **out) {
@@ -398,10 +443,11 @@ int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_
     json_decref(request);
     url_of(host, port, "watch", w->url);
     w->tried = -1;
-    w->multi = curl_multi_init();
-    if (new_connection(&w->curl, &w->headers) || !w->multi || !w->request) {
+    const int failed = new_connection(&w->curl, &w->headers);
+    if (!failed) w->multi = curl.multi_init();
+    if (!w->multi || !w->request) {
         etcd_watch_close(w);
-        return log_error("cannot prepare a connection to etcd");
+        return failed ? -1 : log_error("cannot prepare a connection to etcd");
     }
     prepare_watch(w);
     *out = w;
@@ -411,7 +457,7 @@ int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_
 static void connect_again(struct etcd_watch *w, double now) {
     if (w->connected || (w->tried >= 0 && now < w->tried + 1)) return;
     w->tried = now;
-    w->connected = !curl_multi_add_handle(w->multi, w->curl);
+    w->connected = !curl.multi_add_handle(w->multi, w->curl);
 }
 
 enum etcd_watch_result etcd_watch_wait(struct etcd_watch *w, bool listens, double seconds) {
@@ -423,12 +469,12 @@ enum etcd_watch_result etcd_watch_wait(struct etcd_watch *w, bool listens, doubl
     for (;;) {
         int some;
         if (atomic_load(&w->ended)) return ETCD_WATCH_ENDED;
-        curl_multi_perform(w->multi, &some);
-        while (curl_multi_info_read(w->multi, &some)) disconnect(w);
+        curl.multi_perform(w->multi, &some);
+        while (curl.multi_info_read(w->multi, &some)) disconnect(w);
         if (w->written) break;
         const double left = end - log_seconds();
         if (left <= 0) return ETCD_WATCH_TIME;
-        curl_multi_poll(w->multi, NULL, 0, 1 + (int)(1e3 * left), &some);
+        curl.multi_poll(w->multi, NULL, 0, 1 + (int)(1e3 * left), &some);
     }
     w->written = false;
     return ETCD_WATCH_WRITTEN;
@@ -436,7 +482,7 @@ enum etcd_watch_result etcd_watch_wait(struct etcd_watch *w, bool listens, doubl
 
 void etcd_watch_end(struct etcd_watch *w) {
     atomic_store(&w->ended, true);
-    curl_multi_wakeup(w->multi);
+    curl.multi_wakeup(w->multi);
 }
 
 #endif
