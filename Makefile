@@ -367,7 +367,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS) $(FLAGS)/link
 
 # ---- lossynet alone, instrumented ---------------------------------------------------------
 # fuzz_packets    runs four ranks on a simulated network (dev/simulation) that libFuzzer makes up; clang
-# replay_packets  does the same for stored inputs
+# replay_packets  does the same for stored inputs, where clang is missing
 # round_trips     simulates what a step costs by round trip and loss; optimised and without sanitizers,
 #                 since the first two look for faults
 # late_ranks      simulates what late ranks cost the others, with a deadline and without; built as
@@ -386,8 +386,8 @@ THREADED := $(BUILD)/thread/test/lossynet/test_lossynet_udp
 LOSSYNET_LIBS := -lm $(if $(filter 1,$(SECURE)),-lcrypto)
 HAVE_CLANG := $(shell command -v clang)
 
-instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(BUILD)/late_ranks $(BUILD)/long_path \
-              $(BUILD)/bad_paths $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
+instrumented: $(BUILD)/round_trips $(BUILD)/late_ranks $(BUILD)/long_path $(BUILD)/bad_paths \
+              $(BUILD)/$(if $(HAVE_CLANG),fuzz,replay)_packets $(THREADED)
 
 $(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
 $(BUILD)/fuzz/%.o: %.c $(FLAGS)/instrumented
@@ -491,7 +491,7 @@ uninstall:
 	        liblossynet.so.$(VERSION))
 
 # Programs that test the readers of file formats: with libFuzzer, and once over the stored corpus.
-# test/llmc/test_fuzz_formats.py uses both.
+# test/llmc/test_fuzz_formats.py uses the second where clang is missing.
 FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c llmc/model/tensors.c \
           llmc/data/dataloader.c llmc/util/file.c llmc/log/error.c llmc/checkpoint/safetensors.c \
           llmc/checkpoint/sharded_model.c llmc/checkpoint/checksum.c lossynet/loss/loss_model.c \

@@ -17,6 +17,7 @@ from program import BUILD, ROOT, SANITIZED, run, write_tokens
 
 CORPUS = ROOT / "test" / "corpus" / "formats"
 GOLDEN = ROOT / "test" / "goldens" / "plain"
+CLANG = shutil.which("clang") is not None
 RUNS = int(os.environ.get("FUZZ_RUNS", "20000"))  # not seconds: a busy machine tries as many
 
 
@@ -32,15 +33,15 @@ def build(name):
 def test_the_corpus_is_read_without_fault():
     files = sorted(CORPUS.iterdir())
     assert {path.name[0] for path in files} == set("smictl") and len(files) > 40
-    program = build("replay_formats")
+    program = build("fuzz_formats" if CLANG else "replay_formats")
     done = subprocess.run([program, *files], capture_output=True, text=True, timeout=120,
                           check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.splitlines()[-1] == str(files[-1])
+    assert all(str(path) in done.stderr for path in files)
 
 
 def test_fuzzing_finds_nothing(tmp_path):
-    if not shutil.which("clang"):
+    if not CLANG:
         pytest.skip("no clang here: the readers of files were not fuzzed, only the corpus was read")
     program = build("fuzz_formats")
     found = tmp_path / "found"
