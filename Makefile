@@ -518,9 +518,10 @@ quickstart:
 quickstart_packages:
 	@scripts/dependencies.sh quickstart
 
+# The longest chain of commands comes first, so that no core waits for its end.
 test:
 	@scripts/dependencies.sh test
-	@$(MAKE) --no-print-directory $(JOBS) tests instrumented with_sanitizers with_thread_sanitizer \
+	@$(MAKE) --no-print-directory $(JOBS) ptx_tests with_thread_sanitizer tests instrumented with_sanitizers \
 	    $$(command -v aarch64-linux-gnu-g++ >/dev/null && echo aarch64)
 	@BUILD=$(BUILD) $(PYTHON) test/run.py $(PYTEST)
 

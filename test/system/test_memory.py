@@ -58,7 +58,7 @@ def peaks(command, ranks):
 
 def planned(options, ranks=0):
     """The bytes that --dry-run counts for the run, including the program of each rank."""
-    done = succeed("--dry-run", f"--vocab-size={VOCABULARY}", *options, ranks=ranks)
+    done = succeed("--dry-run", f"--vocab-size={VOCABULARY}", *options, ranks=ranks, environment=environment())
     (needed,) = re.findall(r"^  needed +([\d.]+) GB  (?:1 rank|2 ranks) on ", done.stdout, re.MULTILINE)
     (program,) = re.findall(r"^  program +([\d.]+) GB", done.stdout, re.MULTILINE)
     return 1e9 * (float(needed) + max(ranks, 1) * float(program))
