@@ -159,8 +159,9 @@ static void begin_curl(void) {
     void *library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         snprintf(curl.why, sizeof curl.why, "%s", dlerror());
-        return;
+        library = dlopen("libcurl-gnutls.so.4", RTLD_NOW | RTLD_LOCAL); /* Debian has it, too */
     }
+    if (!library) return;
     CURL_FUNCTIONS(FIND)
     curl.begun = !curl.global_init(CURL_GLOBAL_DEFAULT);
     if (!curl.begun) snprintf(curl.why, sizeof curl.why, "it cannot be initialised");
@@ -344,7 +345,7 @@ static void etcd_close(struct store *s) {
 /* Creates a connection with the settings that all have. Returns 0, or -1 after reporting. */
 static int new_connection(CURL **connection, struct curl_slist **headers) {
     pthread_once(&curl_once, begin_curl);
-    if (!curl.begun) return log_error("--meet needs libcurl: %s", curl.why);
+    if (!curl.begun) return log_error("--meet needs libcurl (package libcurl4): %s", curl.why);
     *connection = curl.easy_init();
     *headers = curl.slist_append(NULL, "Content-Type: application/json");
     if (!*connection || !*headers) return log_error("libcurl cannot be initialised");

@@ -360,7 +360,8 @@ def test_wrong_use(data, tmp_path, etcd):
     done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None), ranks=2)
     assert done.returncode == 2 and "started one by one" in done.stderr
     assert "etcd running there" in refused(1, meet=f"etcd://127.0.0.1:{free_port()}/run")
-    (tmp_path / "libcurl.so.4").write_text("no library")
+    for name in ("libcurl.so.4", "libcurl-gnutls.so.4"):
+        (tmp_path / name).write_text("no library")
     done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None),
                environment={"LD_LIBRARY_PATH": str(tmp_path)})
     assert "--meet needs libcurl" in one_line(done, 1) and "libcurl.so.4: file too short" in done.stderr
