@@ -165,10 +165,10 @@ static const struct option_entry table[] = {
     INTEGERS_OR_AUTO(
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
-        "parameters. One number is for both. auto: as many as the measured loss asks for, of "
-        "gradients none at 5% loss, one at 10%, two at 20%, three at 40%, at most five, and of "
-        "parameters, with --wire-dtype int8 or smaller only, none at 20%, one at 40%, two at 60%. "
-        "Algorithm lossy"),
+        "parameters. One number is for both. auto: where more than 7% is lost, until at most 3% of "
+        "the gradients stay lost (0.25% with --carry 0), in five rounds at most, and with "
+        "--wire-dtype int8 or smaller until at most 22% of the parameters do, in two. Algorithm "
+        "lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of smaller types as much as "
