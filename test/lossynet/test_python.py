@@ -140,8 +140,8 @@ def fixture_inputs(tmp_path_factory):
 def fixture_results(package, inputs):
     """What the ranks of all tasks returned: {task: [result of each rank]}."""
     done = subprocess.run([environment(), ROOT / "test" / "support" / "torch_tasks.py", inputs], text=True,
-                          env=environment_of({"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1",
-                                              "HF_HUB_OFFLINE": "1", "LOSSYNET_LIBRARY": ""}),
+                          env=environment_of({"PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1",
+                                              "LOSSYNET_LIBRARY": ""}),
                           capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {path.stem: json.loads(path.read_text()) for path in inputs.glob("*.json")}

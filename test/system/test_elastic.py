@@ -50,7 +50,7 @@ class Ranks:
         before, after = self.words(len(self.process))
         with open(f"{self.said}.{len(self.process)}", "w", encoding="utf-8") as said:
             self.process.append(subprocess.Popen(
-                [*before, *self.command, *after, *more], cwd=ROOT, env=environment_of({"OMP_NUM_THREADS": "1"}),
+                [*before, *self.command, *after, *more], cwd=ROOT, env=environment_of(),
                 stdout=said, stderr=said))
         return self.process[-1]
 

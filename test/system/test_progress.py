@@ -24,7 +24,7 @@ def command(tmp_path_factory):
 
 
 def start(words, stdout):
-    return subprocess.run(words, env=environment_of({"OMP_NUM_THREADS": "1"}), check=True,
+    return subprocess.run(words, env=environment_of(), check=True,
                           stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
                           timeout=TIMEOUT)
 

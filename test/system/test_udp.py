@@ -83,7 +83,7 @@ def start(data, out, ranks, *flags, link="udp", **changes):
     """Starts a long training, and waits for two steps. Returns it and the ranks' process ids."""
     shell = ("sh", "-c", '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with $?" >&2', "sh")
     running = program.start(*settings(data, out, link=link, loss_rate=0.1, val=None, **changes),
-                            ranks=ranks, flags=flags, shell=shell, environment={"OMP_NUM_THREADS": "1"})
+                            ranks=ranks, flags=flags, shell=shell)
     log = out / "log.jsonl"
     end = time.monotonic() + TIMEOUT
     while not log.exists() or len(log.read_text().splitlines()) <= 2:
