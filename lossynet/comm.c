@@ -8,6 +8,8 @@
  *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, if all
  *                      owners' shards are of equal size; 2 V P with vectors of bf16), outgoing
  *                      masks ~ V K bytes
+ *     error feedback:  residuals 2 V P bytes, unless the caller keeps them (with skip_late 4 V P),
+ *                      masses 4 V K bytes
  */
 #include "lossynet/comm.h"
 #include "lossynet/crypto/crypto.h"

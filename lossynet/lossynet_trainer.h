@@ -89,17 +89,18 @@ struct lossynet_memory {
 };
 
 /* The caller's own store of residuals, for example beside vectors on a GPU. A residual is the part
- * of a worker's gradients that was lost. The caller adds the residual, times the share, to a vector
- * before the vector is ready. The library calls these functions for local workers, from several
+ * of a worker's gradients that was lost. Its elements are bfloat16 (uint16_t); what becomes a
+ * residual is computed in float32 and rounded to nearest even. The caller adds the residual, times
+ * the share, to a vector before the vector is ready. The library calls these functions for local workers, from several
  * threads at once.
  *   round only with wire_dtype int8, int6 and int4. Rounds n elements from `offset` of a worker's
  *         vector as round_blocks does; the residual becomes what rounding took away. It is called
  *         before keep, once for all elements that others own
  *   keep  sets the residual of such elements: 0 where arrived[j / packet] is not 0, elsewhere the
- *         element as it was sent (with wire_dtype bf16: rounded). With int8, int6 and int4 it leaves the
- *         residual where the packet arrived, and elsewhere adds the element as it was sent
+ *         element. With int8, int6 and int4 it leaves the residual where the packet arrived, and
+ *         elsewhere adds the element as it was sent
  *   save  copies the residual of all P elements into the host's memory, which need not be aligned
- *   load  copies it back */
+ *   load  copies n elements from `offset` on back; called for one part after another */
 struct lossynet_residuals {
     void *context;
     void (*round)(void *context, int worker, size_t offset, size_t n, int bits,
@@ -107,7 +108,7 @@ struct lossynet_residuals {
     void (*keep)(void *context, int worker, size_t offset, size_t n, size_t packet,
                  const uint8_t *arrived);
     void (*save)(void *context, int worker, void *out);
-    void (*load)(void *context, int worker, const void *in);
+    void (*load)(void *context, int worker, size_t offset, size_t n, const uint16_t *in);
 };
 
 /* Where an owner has a shard, in float32. By default both are its elements of the vectors that the

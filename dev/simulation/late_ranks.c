@@ -157,11 +157,28 @@ struct rank {
     bool unfinished; /* the broadcast and report of the last step have not ended */
 };
 
-/* The element of an owner's shard that says in which step a gradient was computed. */
+/* Elements of each shard say in which step a gradient was computed: from this one on, the step's
+ * digits, the lowest first. They are so small that residuals, which are bfloat16, hold sums of them
+ * exactly. */
+enum { DIGITS = 4, BASE = 16 };
+
 static size_t step_at(const struct rank *r, int owner) {
     size_t offset, count;
     lossynet_shard(r->comm, owner, 0, &offset, &count);
     return offset + 1;
+}
+
+static void write_step(float *digits, uint64_t step) {
+    for (int d = 0; d < DIGITS; d++, step /= BASE)
+        digits[d] = (float)(d < DIGITS - 1 ? step % BASE : step);
+}
+
+/* The sum of the steps of the gradients in an average. */
+static uint64_t read_steps(const float *digits) {
+    uint64_t sum = 0;
+    for (int d = DIGITS - 1; d >= 0; d--)
+        sum = sum * BASE + (uint64_t)lrintf(digits[d] * (float)run.ranks);
+    return sum;
 }
 
 static void compute(struct rank *r, uint64_t step) {
@@ -178,7 +195,8 @@ static void compute(struct rank *r, uint64_t step) {
     }
     simulation_sleep(seconds);
     for (size_t e = 0; e < run.elements; e++) r->gradient[e] = 1;
-    for (int owner = 0; owner < run.ranks; owner++) r->gradient[step_at(r, owner)] = (float)step;
+    for (int owner = 0; owner < run.ranks; owner++)
+        write_step(r->gradient + step_at(r, owner), step);
     lossynet_bucket_ready(r->comm, r->rank, 0);
 }
 
@@ -198,23 +216,24 @@ static void end_report(struct rank *r) {
 }
 
 /* Notes what a step did. Gradients are 1, so the owner's average says how many gradients it got.
- * One element of each shard is the number of the step, so averages also give the ages. */
+ * A few elements of each shard are the number of the step, so averages also give the ages. */
 static void note(struct rank *r, uint64_t step, bool idle) {
     size_t offset, count;
     const double now = simulation_now();
     lossynet_shard(r->comm, r->rank, 0, &offset, &count);
     const uint64_t got = (uint64_t)lrintf(r->gradient[offset] * (float)run.ranks);
     const size_t stamp = step_at(r, r->rank);
-    run.uncounted += ((int64_t)run.elements - run.ranks) * !idle;
+    run.uncounted += ((int64_t)run.elements - DIGITS * run.ranks) * !idle;
     for (size_t e = offset; e < offset + count; e++)
-        run.uncounted -= e == stamp ? 0 : lrintf(r->gradient[e] * (float)run.ranks);
+        if (e < stamp || e >= stamp + DIGITS)
+            run.uncounted -= lrintf(r->gradient[e] * (float)run.ranks);
     if (step >= (uint64_t)run.warm && step < (uint64_t)run.steps) {
         run.made++;
         run.idle += idle;
         run.computed[step] += !idle;
         run.averaged[step] += got - !idle;
         run.averaged_all += got;
-        run.ages += got * step - (uint64_t)lrintf(r->gradient[stamp] * (float)run.ranks);
+        run.ages += got * step - read_steps(r->gradient + stamp);
         run.seconds += r->at > 0 ? (now - r->ended) : 0;
         if (!is_stopped(r->rank)) run.step_seconds[run.counted++] = (float)(now - r->ended);
     }

@@ -57,7 +57,7 @@ struct adamw_settings {
 };
 
 /* How keep_lost turns a lost gradient into a residual; see there. */
-enum backend_lost { LOST_EXACT, LOST_ROUNDED, LOST_ADDED };
+enum backend_lost { LOST_ALONE, LOST_ADDED };
 
 /* See d2h_mark: marks for buckets, and those of losses (llmc/model/activations.h). */
 enum { BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2 };
@@ -285,14 +285,18 @@ struct backend {
     void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet, int bits, const uint64_t *key);
     /* Error feedback: the residual of gradients that were lost, with the same bits as lossynet's
-     * error_feedback.c. NULL if not on_device.
+     * error_feedback.c. It is bfloat16; what becomes a residual is computed in float32 and rounded
+     * to nearest even. NULL if not on_device.
      * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the
      * vector may be in pinned memory
-     * keep_lost, j < n: if arrived[j / packet] is 0, residual[j] = vector[j], rounded to bfloat16
-     * with LOST_ROUNDED; otherwise residual[j] = 0. With LOST_ADDED, vector[j] is added to
-     * residual[j] if arrived[j / packet] is 0; otherwise residual[j] does not change */
-    void (*add_residual)(float *vector, const float *residual, float share, size_t n);
-    void (*keep_lost)(float *residual, const float *vector, const uint8_t *arrived, size_t n,
+     * keep_error, j < n: rounds vector[j] at random, in place, as round_blocks does; residual[j] is
+     * what this takes away
+     * keep_lost, j < n: residual[j] = vector[j] if arrived[j / packet] is 0; otherwise
+     * residual[j] = 0. With LOST_ADDED, vector[j] is added to residual[j] if arrived[j / packet]
+     * is 0; otherwise residual[j] does not change */
+    void (*add_residual)(float *vector, const uint16_t *residual, float share, size_t n);
+    void (*keep_error)(uint16_t *residual, float *vector, size_t n, int bits, const uint64_t *key);
+    void (*keep_lost)(uint16_t *residual, const float *vector, const uint8_t *arrived, size_t n,
                       size_t packet, enum backend_lost how);
     /* out[i] (host) = vector[element[i]], i < n */
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);

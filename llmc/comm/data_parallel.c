@@ -61,34 +61,28 @@ static void round_residual(void *context, int worker, size_t offset, size_t n, i
                            const uint64_t *key) {
     const struct data_parallel *d = context;
     const struct worker *w = worker_of(d, worker);
-    float *vector = w->grads + offset, *residual = w->residual + offset;
+    float *vector = w->grads + offset;
     if (d->placement.rounds) d->be->round(vector, n); /* its copy is rounded, too */
-    d->be->copy(residual, vector, n * sizeof *vector);
-    d->be->round_blocks(vector, vector, NULL, n, 0, bits, key);
-    d->be->add_residual(residual, vector, -1, n);
+    d->be->keep_error(w->residual + offset, vector, n, bits, key);
 }
 
 static void keep_residual(void *context, int worker, size_t offset, size_t n, size_t packet,
                           const uint8_t *arrived) {
     const struct data_parallel *d = context;
     const struct worker *w = worker_of(d, worker);
-    static const enum backend_lost how[] = {[OPTION_WIRE_FLOAT32] = LOST_EXACT,
-                                            [OPTION_WIRE_BF16] = LOST_ROUNDED,
-                                            [OPTION_WIRE_INT8] = LOST_ADDED,
-                                            [OPTION_WIRE_INT6] = LOST_ADDED,
-                                            [OPTION_WIRE_INT4] = LOST_ADDED};
+    const bool blocks = d->options->wire_dtype >= OPTION_WIRE_INT8; /* then it holds their error */
     d->be->keep_lost(w->residual + offset, w->grads + offset, arrived, n, packet,
-                     how[d->options->wire_dtype]);
+                     blocks ? LOST_ADDED : LOST_ALONE);
 }
 
 static void save_residual(void *context, int worker, void *out) {
     const struct data_parallel *d = context;
-    d->be->download(out, worker_of(d, worker)->residual, d->layout->count * sizeof(float));
+    d->be->download(out, worker_of(d, worker)->residual, d->layout->count * sizeof(uint16_t));
 }
 
-static void load_residual(void *context, int worker, const void *in) {
+static void load_residual(void *context, int worker, size_t offset, size_t n, const uint16_t *in) {
     const struct data_parallel *d = context;
-    d->be->upload(worker_of(d, worker)->residual, in, d->layout->count * sizeof(float));
+    d->be->upload(worker_of(d, worker)->residual + offset, in, n * sizeof *in);
 }
 
 static int open_comm(struct data_parallel *d) {

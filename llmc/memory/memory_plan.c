@@ -302,7 +302,7 @@ void memory_plan_print_memory(const struct llama_config *config,
          !p.steps_alone ? "two moments of the 1/N it owns" : "two moments of everything");
     if (p.leads) line("values ahead", e.line[LINE_AHEAD], "of the 1/N it owns, broadcast (--lead)");
     if (e.line[LINE_LOST] > 0)
-        line("lost gradients", e.line[LINE_LOST], "added to the next (--carry)");
+        line("lost gradients", e.line[LINE_LOST], "bf16, added to the next (--carry)");
     if (!s->run.device) line("network", e.network_bytes, "gradients of its shards, from others");
     if (!p.staged)
         line("evaluation, saving", e.line[LINE_MODEL], "the owners' shards put together");

@@ -19,12 +19,14 @@ static const size_t member_of[ARRAYS] = {
     [ARRAY_COMM_AHEAD] = offsetof(struct worker, comm_ahead),
 };
 
-static float **member(struct worker *w, int array) {
-    return (float **)((char *)w + member_of[array]);
+static void *member(const struct worker *w, int array) {
+    void *memory;
+    memcpy(&memory, (const char *)w + member_of[array], sizeof memory);
+    return memory;
 }
 
 float *worker_array(const struct worker *w, enum array array) {
-    return *(float *const *)((const char *)w + member_of[array]);
+    return member(w, (int)array);
 }
 
 void worker_move_following(const struct worker *w, const struct backend *be, float *host,
@@ -60,9 +62,10 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
                     const struct placement *p, size_t owned) {
     const struct array_sizes sizes = worker_sizes(layout, p, owned);
     for (int a = 0; a < ARRAYS; a++) {
-        if (!member_of[a] || *member(w, a) || !p->has[a]) continue;
-        *member(w, a) = array_allocate((enum array)a, be, p, &sizes);
-        if (!*member(w, a)) return -1;
+        if (!member_of[a] || member(w, a) || !p->has[a]) continue;
+        void *memory = array_allocate((enum array)a, be, p, &sizes);
+        if (!memory) return -1;
+        memcpy((char *)w + member_of[a], &memory, sizeof memory);
         w->own |= 1u << a;
     }
     if (w->mapped) w->own &= ~(1u << ARRAY_GRADS);
@@ -79,7 +82,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
 
 void worker_release(struct worker *w, const struct backend *be) {
     for (int a = 0; a < ARRAYS; a++)
-        if (w->own >> a & 1) array_release((enum array)a, be, *member(w, a));
+        if (w->own >> a & 1) array_release((enum array)a, be, member(w, a));
     memset(w, 0, sizeof *w);
 }
 

@@ -66,9 +66,9 @@ struct worker {
     /* The values of the worker's shards extrapolated ahead of the model, and the copy that the
      * network broadcasts (lossynet's lead.c), in the order of m and v. NULL: not needed. */
     float *ahead, *comm_ahead;
-    /* The residual, on a device: gradients that were lost. NULL: lossynet keeps it, or there is
-     * none. */
-    float *residual;
+    /* The residual, on a device: gradients that were lost, in bfloat16. NULL: lossynet keeps it, or
+     * there is none. */
+    uint16_t *residual;
     float carried; /* the share of the residual that is added to the next gradient (--carry) */
 };
 
@@ -82,7 +82,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
                     const struct placement *placement, size_t owned);
 void worker_release(struct worker *w, const struct backend *be);
 
-/* An array of the worker's own. */
+/* An array of the worker's own that is float32. */
 float *worker_array(const struct worker *w, enum array array);
 
 /* Copies the arrays that follow their elements to a new owner to host memory or, with `back`, from it.

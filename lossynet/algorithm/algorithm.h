@@ -266,16 +266,18 @@ struct ln_unconfirmed { /* unconfirmed.c; links [V][N], packets as ln_tx finds t
     uint32_t *tag;              /* ... with this tag: step + 1 of what it acknowledges */
     uint32_t *own_tag;          /* by (owner, sender): tag of the acknowledgement that we give */
     uint8_t *held, *held_apart; /* by (sender, owner) packet: gradients in `residual`, `apart` */
-    float *apart;               /* [V][elements] */
+    uint16_t *apart;            /* [V][elements], bfloat16 like residuals */
 };
 
 struct ln_feedback {
     struct ln_unconfirmed unconfirmed;
     float share;
-    float *mass;     /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL:
-                    no error feedback */
-    float *residual; /* [V][elements]: gradients that were lost, and what rounding in blocks took
-                        away; NULL: the caller keeps residuals, see `apart` */
+    float *mass; /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL: no
+                    error feedback */
+    /* [V][elements]: gradients that were lost, and what rounding in blocks took away; NULL: the
+     * caller keeps residuals, see `apart`. bfloat16, rounded to nearest: sums are formed in float32,
+     * and a step takes the residual anew from its sum, so it is off by at most 2^-9 of itself. */
+    uint16_t *residual;
     struct lossynet_residuals apart;
     int *added; /* [V]: buckets of the present vector to which the residual is added */
     struct lossynet_lateness *late; /* [V]: of the last phase's averages */
@@ -322,9 +324,9 @@ void ln_feedback_count(struct lossynet_comm *comm);
 void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
 /* Updates the residual of a packet that certainly arrived or did not. has_error: the residual holds
  * what rounding took away. */
-void ln_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
+void ln_feedback_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
                         size_t count);
-/* The residual of local worker v, as bytes. */
+/* The residual of local worker v as float32, which need not be aligned. */
 void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out);
 void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in);
 
@@ -543,7 +545,7 @@ static inline float *ln_feedback_mass(const struct lossynet_comm *comm, int v) {
 
 /* Where rounding stores what it takes away from local worker v's gradient; NULL if it stores
  * nothing. */
-static inline float *ln_feedback_error(const struct lossynet_comm *comm, int v) {
+static inline uint16_t *ln_feedback_error(const struct lossynet_comm *comm, int v) {
     return comm->feedback.residual && ln_has_blocks(&comm->partition)
                ? comm->feedback.residual + (size_t)v * comm->partition.elements
                : NULL;

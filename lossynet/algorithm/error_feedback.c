@@ -4,7 +4,8 @@
  * After a GRADIENT phase senders learn which packets arrived (arrivals.c). A sender keeps the
  * packets that did not arrive as its residual. In the next step it sends u = g + share * residual.
  * This is error feedback, as in compressed gradient descent (Stich, Cordonnier & Jaggi 2018); here
- * the network is the compressor.
+ * the network is the compressor. Residuals are bfloat16 (struct ln_feedback says why that is
+ * enough); sums and differences are float32, and only what is kept of them is rounded.
  *
  * An owner knows which packets were lost. So it knows the mass of each packet, the weight of all
  * gradients that the packet holds: 1, and after a loss 1 + share * (mass before). It divides the
@@ -54,7 +55,7 @@ void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
 void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket) {
     if (!comm->feedback.residual) return;
     const struct ln_partition *partition = &comm->partition;
-    const float *residual = comm->feedback.residual + (size_t)v * partition->elements;
+    const uint16_t *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const float share = comm->feedback.share;
     const int worker = comm->workers.first + v;
     const bool instead = comm->feedback.unconfirmed.on && !ln_has_gradient(comm, worker);
@@ -63,9 +64,10 @@ void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucke
             size_t offset, count;
             if (!ln_is_partner(partition, worker, owner)) continue;
             ln_shard_span(partition, owner, *b, &offset, &count);
-            if (instead) memcpy(vector + offset, residual + offset, count * sizeof *vector);
+            for (size_t e = offset; instead && e < offset + count; e++)
+                vector[e] = ln_bf16_widen(residual[e]);
             for (size_t e = offset; !instead && e < offset + count; e++)
-                vector[e] += share * residual[e];
+                vector[e] += share * ln_bf16_widen(residual[e]);
         }
     }
 }
@@ -77,32 +79,61 @@ void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
         ln_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
 }
 
+/* Saved residuals are float32, as they were in earlier versions. bfloat16 becomes float32 and back
+ * without a change. */
+enum { PIECE = 1 << 14 };
+
+static size_t of_piece(size_t left) {
+    return left < PIECE ? left : PIECE;
+}
+
 void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
+    char *to = (char *)out;
+    /* The caller's residual first comes into the second half of `out`, so that it is one copy. */
+    const char *from = to + n * sizeof(uint16_t);
     if (comm->feedback.residual)
-        memcpy(out, comm->feedback.residual + (size_t)v * n, n * sizeof(float));
+        from = (const char *)(comm->feedback.residual + (size_t)v * n);
     else
-        apart->save(apart->context, comm->workers.first + v, out);
+        apart->save(apart->context, comm->workers.first + v, to + n * sizeof(uint16_t));
+    for (size_t i = 0, count; i < n; i += count) {
+        uint16_t piece[PIECE];
+        count = of_piece(n - i);
+        memcpy(piece, from + i * sizeof *piece, count * sizeof *piece);
+        for (size_t e = 0; e < count; e++) {
+            const float x = ln_bf16_widen(piece[e]);
+            memcpy(to + (i + e) * sizeof x, &x, sizeof x);
+        }
+    }
 }
 
 void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
-    if (comm->feedback.residual)
-        memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(float));
-    else
-        apart->load(apart->context, comm->workers.first + v, in);
+    for (size_t i = 0, count; i < n; i += count) {
+        uint16_t piece[PIECE];
+        count = of_piece(n - i);
+        for (size_t e = 0; e < count; e++) {
+            float x;
+            memcpy(&x, (const char *)in + (i + e) * sizeof x, sizeof x);
+            piece[e] = ln_bf16_narrow(x);
+        }
+        if (comm->feedback.residual)
+            memcpy(comm->feedback.residual + (size_t)v * n + i, piece, count * sizeof *piece);
+        else
+            apart->load(apart->context, comm->workers.first + v, i, count, piece);
+    }
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_load(comm, v);
 }
 
-void ln_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
+void ln_feedback_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
                         size_t count) {
-    if (arrived && !has_error)
-        memset(residual, 0, count * sizeof *residual);
-    else if (!arrived && !has_error)
-        memcpy(residual, sent, count * sizeof *residual);
-    for (size_t e = 0; !arrived && has_error && e < count; e++) residual[e] += sent[e];
+    if (arrived && !has_error) memset(residual, 0, count * sizeof *residual);
+    for (size_t e = 0; !arrived && !has_error && e < count; e++)
+        residual[e] = ln_bf16_narrow(sent[e]);
+    for (size_t e = 0; !arrived && has_error && e < count; e++)
+        residual[e] = ln_bf16_narrow(ln_bf16_widen(residual[e]) + sent[e]);
 }
 
 /* The same as keep, if the caller keeps the residuals (settings.residuals). */
@@ -130,7 +161,7 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
         keep_apart(comm, v);
         return;
     }
-    float *residual = comm->feedback.residual + (size_t)v * partition->elements;
+    uint16_t *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const bool has_error = ln_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;

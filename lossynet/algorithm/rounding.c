@@ -36,6 +36,21 @@ void ln_round_there(const struct lossynet_comm *comm, const struct ln_rounding *
                              r->random ? &key : NULL);
 }
 
+/* Rounds n elements in blocks, and keeps in their residual what that takes away. This error is taken
+ * of the element in float32, and only then rounded to bfloat16: taken of a rounded element it would
+ * miss up to 2^-9 of the element, which may be more than the error. */
+static void round_with_error(const struct ln_rounding *r, float *x, uint16_t *residual, size_t n) {
+    enum { PIECE = 32 * LOSSYNET_BLOCK };
+    struct ln_rounding of_piece = *r;
+    for (size_t i = 0, count; i < n; i += count, of_piece.offset += count) {
+        float before[PIECE];
+        count = n - i < PIECE ? n - i : PIECE;
+        memcpy(before, x + i, count * sizeof *before);
+        ln_elements_copy(&of_piece, x + i, before, count);
+        for (size_t e = 0; e < count; e++) residual[i + e] = ln_bf16_narrow(before[e] - x[i + e]);
+    }
+}
+
 /* Rounds the shards of `owner` in local worker v's vector. */
 static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                          float *vector, int owner) {
@@ -43,7 +58,7 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     struct lossynet_part part;
     lossynet_replayed(comm, comm->workers.first + v, &part);
     /* A worker that leaves a replayed step out keeps its residual as it is. */
-    float *residual =
+    uint16_t *residual =
         phase == LOSSYNET_GRADIENT && part.takes_part ? ln_feedback_error(comm, v) : NULL;
     uint8_t *all = ln_scratch(comm);
     if (comm->resources.memory.masked_copy) memset(all, 1, partition->largest_owner_packets);
@@ -60,9 +75,10 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
             ln_elements_round_bf16(&r, ln_element(comm, vector, offset), count);
             continue;
         }
-        if (residual) memcpy(residual + offset, shard, count * sizeof *shard);
-        ln_elements_copy(&r, shard, shard, count);
-        for (size_t e = 0; residual && e < count; e++) residual[offset + e] -= shard[e];
+        if (residual)
+            round_with_error(&r, shard, residual + offset, count);
+        else
+            ln_elements_copy(&r, shard, shard, count);
     }
 }
 

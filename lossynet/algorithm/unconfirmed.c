@@ -121,9 +121,9 @@ void ln_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told
 
 /* ---- after the phase ---- */
 
-struct packet {              /* one packet of a link */
-    float *residual, *apart; /* [count] */
-    const float *sent;       /* [count]: its elements as they were sent, or would have been */
+struct packet {                 /* one packet of a link */
+    uint16_t *residual, *apart; /* [count], bfloat16 */
+    const float *sent;          /* [count]: its elements as they were sent, or would have been */
     size_t count;
     uint8_t *held, *held_apart; /* gradients in `residual`, in `apart` */
     bool has_error;             /* the residual holds what rounding took away (error_feedback.c) */
@@ -148,7 +148,7 @@ static void keep(const struct packet *p, unsigned n) {
 }
 
 static void put_apart(const struct packet *p, unsigned n) {
-    memcpy(p->apart, p->sent, p->count * sizeof *p->apart);
+    for (size_t e = 0; e < p->count; e++) p->apart[e] = ln_bf16_narrow(p->sent[e]);
     *p->held_apart = (uint8_t)(n < MOST ? n : MOST);
     leave(p);
 }
@@ -157,7 +157,9 @@ static void put_apart(const struct packet *p, unsigned n) {
 static void join(const struct packet *p, float share) {
     float weight = 1;
     for (int i = 0; i < *p->held; i++) weight *= share;
-    for (size_t e = 0; e < p->count; e++) p->residual[e] += weight * p->apart[e];
+    for (size_t e = 0; e < p->count; e++)
+        p->residual[e] =
+            ln_bf16_narrow(ln_bf16_widen(p->residual[e]) + weight * ln_bf16_widen(p->apart[e]));
     const unsigned n = (unsigned)*p->held + *p->held_apart;
     *p->held = (uint8_t)n;
     if (n > MOST) forget(p);
@@ -227,11 +229,11 @@ void ln_unconfirmed_load(struct lossynet_comm *comm, int v) {
             const size_t packets = ln_shard_packets(partition, b, owner);
             for (size_t k = 0; k < packets; k++, at++) {
                 ln_packet_span(partition, b, owner, k, &offset, &count);
-                const float *residual =
+                const uint16_t *residual =
                     comm->feedback.residual + (size_t)v * partition->elements + offset;
                 of(comm)->held[at] = 0;
                 for (size_t e = 0; !has_error && e < count; e++)
-                    of(comm)->held[at] |= residual[e] != 0;
+                    of(comm)->held[at] |= ln_bf16_widen(residual[e]) != 0;
             }
         }
     }

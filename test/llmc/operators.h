@@ -42,7 +42,7 @@ extern struct operators_subject subject;
 
 /* ---- arrays (operators_arrays.c) ------------------------------------------------------------ */
 
-enum array_type { TENSOR, WEIGHT, FLOAT32 }; /* as in backend.h */
+enum array_type { TENSOR, WEIGHT, FLOAT32, BFLOAT16 }; /* as in backend.h; the last two always */
 
 struct array {
     size_t n;

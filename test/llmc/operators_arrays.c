@@ -24,12 +24,14 @@ double random_uniform(void) { /* xorshift64* */
 
 static size_t element_bytes(enum array_type type) {
     const struct backend *be = subject.backend;
-    return type == FLOAT32 ? sizeof(float) : type == WEIGHT ? be->weight_bytes : be->element_bytes;
+    if (type == FLOAT32 || type == BFLOAT16) return type == FLOAT32 ? 4 : 2;
+    return type == WEIGHT ? be->weight_bytes : be->element_bytes;
 }
 
 /* What numbers of this type are rounded to: weights may be stored in more. */
 static size_t exact_bytes(enum array_type type) {
-    return type == FLOAT32 ? sizeof(float) : subject.backend->element_bytes;
+    return type == FLOAT32 || type == BFLOAT16 ? element_bytes(type)
+                                               : subject.backend->element_bytes;
 }
 
 static float to_type(float x, size_t bytes) { /* bfloat16: to nearest even */

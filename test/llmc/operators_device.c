@@ -296,37 +296,70 @@ void test_copies_that_round(void **state) {
     }
 }
 
+static void check_lost(size_t n, size_t packet, enum backend_lost how) {
+    struct array residual = array_random(n + packet, 1, BFLOAT16);
+    struct array vector = array_random(n + packet, 1, FLOAT32);
+    uint8_t *arrived = (uint8_t *)malloc((n + packet - 1) / packet);
+    assert_non_null(arrived);
+    for (size_t k = 0; k * packet < n; k++) arrived[k] = random_uniform() > 0;
+    for (size_t j = 0; j < n; j++) {
+        const float sent = (float)vector.reference[j], before = (float)residual.reference[j];
+        const float lost = rounded_reference(how == LOST_ADDED ? before + sent : sent);
+        const float kept = how == LOST_ADDED ? before : 0;
+        residual.reference[j] = arrived[j / packet] ? kept : lost;
+    }
+    subject.backend->keep_lost(residual.value, vector.value, arrived, n, packet, how);
+    assert_close(&residual, "keep_lost", 0, 0);
+    for (size_t j = 0; j < n; j++) {
+        const volatile float share = 0.7f * (float)residual.reference[j]; /* rounded */
+        vector.reference[j] = (float)vector.reference[j] + share;
+    }
+    subject.backend->add_residual(vector.value, residual.value, 0.7f, n);
+    assert_close(&vector, "add_residual", 0, 0);
+    array_free(&residual), array_free(&vector);
+    free(arrived);
+}
+
+/* The vector becomes what round_blocks makes of it; the residual is the difference, and only that is
+ * rounded to bfloat16. */
+static void check_error(size_t n, lossynet_wire_dtype dtype) {
+    const struct backend *b = subject.backend;
+    const uint64_t key = 0x123456789abcdef;
+    const struct ln_rounding r = {.dtype = dtype, .random = true, .key = key};
+    float *x = (float *)malloc(n * sizeof *x), *want = (float *)malloc(n * sizeof *want);
+    float *got = (float *)malloc(n * sizeof *got);
+    uint16_t *error = (uint16_t *)malloc(n * sizeof *error);
+    assert_true(x && want && got && error);
+    fill_blocks(x, n);
+    ln_elements_copy(&r, want, x, n);
+    float *vector = (float *)upload(x, n * sizeof *x);
+    struct array residual = array_empty(n, BFLOAT16);
+    b->keep_error((uint16_t *)residual.value, vector, n, ln_block_bits(dtype), &key);
+    b->download(got, vector, n * sizeof *got);
+    b->download(error, residual.value, n * sizeof *error);
+    assert_memory_equal(got, want, n * sizeof *got);
+    for (size_t j = 0; j < n; j++) {
+        const float exact = x[j] - want[j], kept = ln_bf16_widen(error[j]);
+        if (isnan(exact) ? !isnan(kept) : kept != rounded_reference(exact))
+            fail_msg("keep_error: %a becomes %a, its residual %a", (double)x[j], (double)want[j],
+                     (double)kept);
+    }
+    array_free(&residual);
+    b->release(vector);
+    free(x), free(want), free(got), free(error);
+}
+
 /* To the last bit: what a run keeps does not depend on where it is kept. */
 void test_residuals(void **state) {
     (void)state;
-    size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 8}};
-    for (int s = 0; s < 3 * LENGTH(shapes); s++) {
-        const size_t n = shapes[s / 3][0], packet = shapes[s / 3][1];
-        const enum backend_lost how = (enum backend_lost)(s % 3);
-        if (too_large(n)) continue;
-        struct array residual = array_random(n + packet, 1, FLOAT32);
-        struct array vector = array_random(n + packet, 1, FLOAT32);
-        uint8_t *arrived = (uint8_t *)malloc((n + packet - 1) / packet);
-        assert_non_null(arrived);
-        for (size_t k = 0; k * packet < n; k++) arrived[k] = random_uniform() > 0;
-        for (size_t j = 0; j < n; j++) {
-            const float sent = (float)vector.reference[j], before = (float)residual.reference[j];
-            const float lost = how == LOST_ROUNDED ? rounded_reference(sent)
-                               : how == LOST_ADDED ? before + sent
-                                                   : sent;
-            const float kept = how == LOST_ADDED ? before : 0;
-            residual.reference[j] = arrived[j / packet] ? kept : lost;
-        }
-        subject.backend->keep_lost(residual.value, vector.value, arrived, n, packet, how);
-        assert_close(&residual, "keep_lost", 0, 0);
-        for (size_t j = 0; j < n; j++) {
-            const volatile float share = 0.7f * (float)residual.reference[j]; /* rounded */
-            vector.reference[j] = (float)vector.reference[j] + share;
-        }
-        subject.backend->add_residual(vector.value, residual.value, 0.7f, n);
-        assert_close(&vector, "add_residual", 0, 0);
-        array_free(&residual), array_free(&vector);
-        free(arrived);
+    const size_t shapes[][2] = {{1, 1},     {10, 3},   {1000, 1024}, {100003, 1024},
+                                {5000, 50}, {4096, 8}, {4100, 4}};
+    const lossynet_wire_dtype dtypes[] = {LOSSYNET_INT8, LOSSYNET_INT6, LOSSYNET_INT4};
+    for (int s = 0; s < LENGTH(shapes); s++) {
+        if (too_large(shapes[s][0])) continue;
+        check_lost(shapes[s][0], shapes[s][1], LOST_ALONE);
+        check_lost(shapes[s][0], shapes[s][1], LOST_ADDED);
+        check_error(shapes[s][0], dtypes[s % LENGTH(dtypes)]);
     }
 }
 

@@ -39,6 +39,14 @@ static inline double random_unit(uint64_t seed, uint64_t a, uint64_t b) {
     return ((double)(random_bits(seed, a, b) >> 11) * 0x1p-53 - 0.5) * sqrt(12);
 }
 
+/* To bfloat16, worked out in float64: to nearest, in the middle to even. For normal numbers. */
+static inline float as_bf16(float x) {
+    int exponent;
+    if (x == 0) return x;
+    frexp((double)x, &exponent);
+    return (float)ldexp(nearbyint(ldexp((double)x, 8 - exponent)), exponent - 8);
+}
+
 /* Sanitizers are slow and look at what code does, not at statistics. Averages over many steps then
  * take this many times fewer, and may be off by the square root as many times as far. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

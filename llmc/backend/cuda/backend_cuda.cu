@@ -631,18 +631,25 @@ static void round_blocks(float *to, const float *from, const uint8_t *arrived, s
                       device_stream());
 }
 
-static void add_residual(float *vector, const float *residual, float share, size_t n) {
+static void add_residual(float *vector, const uint16_t *residual, float share, size_t n) {
     device_scope scope;
-    cuda_add_residual(vector, residual, share, n, device_stream());
+    cuda_add_residual(vector, (const bfloat16 *)residual, share, n, device_stream());
 }
 
-static void keep_lost(float *residual, const float *vector, const uint8_t *arrived, size_t n,
+static void keep_error(uint16_t *residual, float *vector, size_t n, int bits, const uint64_t *key) {
+    if (n == 0) return;
+    device_scope scope;
+    cuda_keep_error((bfloat16 *)residual, vector, n, bits, key, device_stream());
+}
+
+static void keep_lost(uint16_t *residual, const float *vector, const uint8_t *arrived, size_t n,
                       size_t packet, enum backend_lost how) {
     if (n == 0) return;
     device_scope scope;
     const size_t packets = (n + packet - 1) / packet;
     arguments list(packets);
-    cuda_keep_lost(residual, vector, list.add(arrived, packets), n, packet, how, device_stream());
+    cuda_keep_lost((bfloat16 *)residual, vector, list.add(arrived, packets), n, packet, how,
+                   device_stream());
 }
 
 static void gather(float *out, const float *vector, const size_t *element_, size_t n) {
@@ -734,6 +741,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
     b.masked_round = masked_round;
     b.round_blocks = round_blocks;
     b.add_residual = add_residual;
+    b.keep_error = keep_error;
     b.keep_lost = keep_lost;
     b.gather = gather;
     return &b;

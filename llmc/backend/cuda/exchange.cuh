@@ -100,10 +100,12 @@ static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits
     return floorf(scaled + ((float)number + 0.5f) * 0x1p-16f) * unit;
 }
 
-/* The same grid, with one warp per block of 32. arrived NULL: all packets arrived. */
+/* The same grid, with one warp per block of 32. arrived NULL: all packets arrived. `error` gets what
+ * rounding takes away, unless it is NULL. */
 static __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    round_blocks_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet, size_t packets, int bits, bool random, uint64_t key) {
+    round_blocks_kernel(float *to, bfloat16 *error, const float *from, const uint8_t *arrived,
+                        size_t n, size_t packet, size_t packets, int bits, bool random,
+                        uint64_t key) {
     const uint32_t lane = threadIdx.x % WARP_BLOCK;
     for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
         if (arrived && !arrived[k]) continue;
@@ -114,6 +116,7 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
             const float x = i < end ? from[i] : 0;
             const float y = rounded_in_block(x, lane, bits, random, key + block);
             if (i < end) to[i] = y;
+            if (error && i < end) error[i] = from_float<bfloat16>(x - y);
         }
     }
 }
@@ -121,11 +124,11 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
 /* ---- gradients that were lost ---- */
 
 /* The same grid as in copies. The residual becomes 0 where a packet arrived, and elsewhere the
- * vector, rounded with LOST_ROUNDED. With LOST_ADDED the residual stays where a packet arrived, and
- * the vector is added to it elsewhere. */
+ * vector. With LOST_ADDED the residual stays where a packet arrived, and the vector is added to it
+ * elsewhere. */
 template <int W, enum backend_lost how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    keep_lost_kernel(float *residual, const float *vector, const uint8_t *arrived, size_t n,
+    keep_lost_kernel(bfloat16 *residual, const float *vector, const uint8_t *arrived, size_t n,
                      size_t packet, size_t packets) {
     for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
         const bool lost = !arrived[k];
@@ -136,15 +139,12 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
             float x[W] = {}, before[W] = {};
             if (lost) load(x, vector + i);
             if (how == LOST_ADDED) load(before, residual + i);
-            for (int j = 0; j < W; j++) {
-                if (how == LOST_ROUNDED) x[j] = rounded(x[j]);
-                if (how == LOST_ADDED) x[j] = before[j] + x[j];
-            }
+            for (int j = 0; j < W && how == LOST_ADDED; j++) x[j] = before[j] + x[j];
             store(residual + i, x);
         }
         for (; i < end; i++) { /* one thread does the last few */
-            const float x = !lost ? 0 : how == LOST_ROUNDED ? rounded(vector[i]) : vector[i];
-            residual[i] = how == LOST_ADDED ? residual[i] + x : x;
+            const float x = lost ? vector[i] : 0;
+            residual[i] = from_float<bfloat16>(how == LOST_ADDED ? to_float(residual[i]) + x : x);
         }
     }
 }
@@ -161,7 +161,7 @@ static __device__ inline float plus_share(float x, float share, float residual) 
 
 template <int W>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    add_residual_kernel(float *vector, const float *residual, float share, size_t n) {
+    add_residual_kernel(float *vector, const bfloat16 *residual, float share, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
     if (i + W <= n) {
         float x[W], y[W];
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
         store(vector + i, x);
         return;
     }
-    for (; i < n; i++) vector[i] = plus_share(vector[i], share, residual[i]);
+    for (; i < n; i++) vector[i] = plus_share(vector[i], share, to_float(residual[i]));
 }
 
 template <int W>
@@ -193,15 +193,18 @@ static __global__ void gather_kernel(float *out, const float *vector, const size
     if (i < n) out[i] = vector[element[i]];
 }
 
-typedef void (*packet_kernel)(float *to, const float *from, const uint8_t *arrived, size_t n,
-                              size_t packet, size_t packets);
+template <typename To>
+using packet_kernel = void (*)(To *to, const float *from, const uint8_t *arrived, size_t n,
+                               size_t packet, size_t packets);
 
-/* Launches a kernel on the packets of `from` and `to`: by_vector if alignment permits it. */
-static inline void launch_by_packet(packet_kernel by_vector, packet_kernel by_element, float *to,
-                                    const float *from, const uint8_t *arrived, size_t n,
+/* Launches a kernel on the packets of `from` and `to`: by_vector, which moves wide<To> elements, if
+ * alignment permits it. */
+template <typename To>
+static inline void launch_by_packet(packet_kernel<To> by_vector, packet_kernel<To> by_element,
+                                    To *to, const float *from, const uint8_t *arrived, size_t n,
                                     size_t packet, cudaStream_t stream) {
     const size_t packets = ceil_div(n, packet);
-    const bool vectors = packet % wide<float> == 0 && are_aligned(to, from);
+    const bool vectors = packet % wide<To> == 0 && are_aligned(to, from);
     launch(vectors ? by_vector : by_element,
            dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
            dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
@@ -210,8 +213,8 @@ static inline void launch_by_packet(packet_kernel by_vector, packet_kernel by_el
 template <bool rounds>
 static inline void launch_masked_copy(float *to, const float *from, const uint8_t *arrived,
                                       size_t n, size_t packet, cudaStream_t stream) {
-    launch_by_packet(masked_copy_kernel<wide<float>, rounds>, masked_copy_kernel<1, rounds>, to,
-                     from, arrived, n, packet, stream);
+    launch_by_packet<float>(masked_copy_kernel<wide<float>, rounds>, masked_copy_kernel<1, rounds>,
+                            to, from, arrived, n, packet, stream);
 }
 
 /* to[j] = from[j] for j < n where arrived[j / packet] is not 0 */
@@ -226,41 +229,53 @@ static inline void cuda_masked_round(float *to, const float *from, const uint8_t
     launch_masked_copy<true>(to, from, arrived, n, packet, stream);
 }
 
-/* The same with from[j] rounded in blocks; see backend.h. */
-static inline void cuda_round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
-                                     size_t packet, int bits, const uint64_t *key,
-                                     cudaStream_t stream) {
+static inline void launch_round_blocks(float *to, bfloat16 *error, const float *from,
+                                       const uint8_t *arrived, size_t n, size_t packet, int bits,
+                                       const uint64_t *key, cudaStream_t stream) {
     if (!arrived) packet = 32 * EXCHANGE_THREADS;
     const size_t packets = ceil_div(n, packet);
     launch(round_blocks_kernel,
            dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
-           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets, bits,
+           dim3(EXCHANGE_THREADS), 0, stream, to, error, from, arrived, n, packet, packets, bits,
            key != NULL, key ? *key : 0);
+}
+
+/* The same with from[j] rounded in blocks; see backend.h. */
+static inline void cuda_round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
+                                     size_t packet, int bits, const uint64_t *key,
+                                     cudaStream_t stream) {
+    launch_round_blocks(to, NULL, from, arrived, n, packet, bits, key, stream);
+}
+
+/* Rounds vector[j], j < n, in blocks, and computes residual[j]; see keep_error in backend.h. */
+static inline void cuda_keep_error(bfloat16 *residual, float *vector, size_t n, int bits,
+                                   const uint64_t *key, cudaStream_t stream) {
+    launch_round_blocks(vector, residual, vector, NULL, n, 0, bits, key, stream);
 }
 
 /* Computes residual[j], j < n; see keep_lost in backend.h. */
 template <enum backend_lost how>
-static inline void launch_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
+static inline void launch_keep_lost(bfloat16 *residual, const float *vector, const uint8_t *arrived,
                                     size_t n, size_t packet, cudaStream_t stream) {
-    launch_by_packet(keep_lost_kernel<wide<float>, how>, keep_lost_kernel<1, how>, residual, vector,
-                     arrived, n, packet, stream);
+    launch_by_packet<bfloat16>(keep_lost_kernel<wide<bfloat16>, how>, keep_lost_kernel<1, how>,
+                               residual, vector, arrived, n, packet, stream);
 }
 
-static inline void cuda_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
+static inline void cuda_keep_lost(bfloat16 *residual, const float *vector, const uint8_t *arrived,
                                   size_t n, size_t packet, enum backend_lost how,
                                   cudaStream_t stream) {
-    decltype(launch_keep_lost<LOST_EXACT>) *const launchers[] = {
-        launch_keep_lost<LOST_EXACT>, launch_keep_lost<LOST_ROUNDED>, launch_keep_lost<LOST_ADDED>};
+    decltype(launch_keep_lost<LOST_ALONE>) *const launchers[] = {launch_keep_lost<LOST_ALONE>,
+                                                                 launch_keep_lost<LOST_ADDED>};
     launchers[how](residual, vector, arrived, n, packet, stream);
 }
 
 /* vector[j] += share * residual[j], j < n */
-static inline void cuda_add_residual(float *vector, const float *residual, float share, size_t n,
+static inline void cuda_add_residual(float *vector, const bfloat16 *residual, float share, size_t n,
                                      cudaStream_t stream) {
     if (n == 0) return;
     const bool vectors = are_aligned(vector, residual);
-    const size_t block = EXCHANGE_THREADS * (vectors ? wide<float> : 1);
-    launch(vectors ? add_residual_kernel<wide<float>> : add_residual_kernel<1>,
+    const size_t block = EXCHANGE_THREADS * (vectors ? wide<bfloat16> : 1);
+    launch(vectors ? add_residual_kernel<wide<bfloat16>> : add_residual_kernel<1>,
            dim3((unsigned)ceil_div(n, block)), dim3(EXCHANGE_THREADS), 0, stream, vector, residual,
            share, n);
 }

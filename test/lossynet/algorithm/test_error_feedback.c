@@ -1,6 +1,6 @@
 /* test_error_feedback.c — tests that lost gradients are added to the next ones. A reference keeps
- * the residual of every packet and sender in double. Also tests what must hold for sums over time.
- */
+ * the residual of every packet and sender, rounded to bfloat16. Also tests what must hold for sums
+ * over time. */
 #include "test/lossynet/test_lossynet.h"
 
 enum { WORKERS = 4, BUCKETS = 2, ELEMENTS = 500 + 130, PACKETS_MOST = 64 };
@@ -17,11 +17,16 @@ static double gradient(uint64_t step, int worker, size_t element) {
     return 1 + random_unit(step, (uint64_t)worker, element);
 }
 
+static float kept(const struct lossynet_comm *comm, int worker, size_t element) {
+    return ln_bf16_widen(comm->feedback.residual[(size_t)worker * ELEMENTS + element]);
+}
+
 static void against_reference(double p, lossynet_estimator estimator, double share) {
     struct lossynet_settings settings = feedback_settings(p, estimator);
     struct lossynet_comm *comm = open_alone(&settings);
     float **x = take_vectors(WORKERS, ELEMENTS);
-    static double residual[WORKERS][ELEMENTS], mass[WORKERS][ELEMENTS]; /* mass: per element too */
+    static float residual[WORKERS][ELEMENTS];
+    static double mass[WORKERS][ELEMENTS]; /* per element too */
     memset(residual, 0, sizeof residual);
     memset(mass, 0, sizeof mass);
     lossynet_error_feedback_share(comm, share);
@@ -45,10 +50,13 @@ static void against_reference(double p, lossynet_estimator estimator, double sha
                     for (size_t e = offset + at; e < offset + count && e < offset + at + 16; e++) {
                         double sum = 0, masses = 0;
                         for (int w = 0; w < WORKERS; w++) {
-                            double sent = (float)gradient(step, w, e) + share * residual[w][e];
+                            const volatile float late = (float)share * residual[w][e];
+                            const float sent = (float)gradient(step, w, e) + late;
                             double holds = 1 + share * mass[w][e];
-                            if (there[w]) sum += sent, masses += holds;
-                            residual[w][e] = there[w] ? 0 : sent;
+                            if (there[w]) sum += (double)sent, masses += holds;
+                            /* what was sent, rounded once */
+                            residual[w][e] = there[w] ? 0 : as_bf16(sent);
+                            assert_true(kept(comm, w, e) == residual[w][e]);
                             mass[w][e] = there[w] ? 0 : holds;
                         }
                         double by = estimator == LOSSYNET_ZERO ? WORKERS : masses;
@@ -136,6 +144,31 @@ static void test_state(void **state) {
     }
 }
 
+/* States hold residuals as float32, which older versions did not round: they are rounded when they
+ * are loaded, to nearest, and what is saved then is what was loaded. */
+static void test_saved_residuals_are_float32(void **state) {
+    (void)state;
+    struct lossynet_settings settings = feedback_settings(0.4, LOSSYNET_MEAN);
+    struct lossynet_comm *comm = open_alone(&settings);
+    const size_t bytes = lossynet_state_bytes(comm, 0);
+    const size_t masses = ln_partition_owner_packets(&comm->partition, 0) * WORKERS;
+    const size_t at = bytes - masses * sizeof(float) - ELEMENTS * sizeof(float);
+    char *saved = malloc(bytes), *again = malloc(bytes);
+    lossynet_state_save(comm, 0, saved);
+    float old[ELEMENTS], rounded[ELEMENTS];
+    for (size_t e = 0; e < ELEMENTS; e++) old[e] = (float)gradient(1, 2, e);
+    old[0] = 0x1.01p0f, old[1] = 0x1.03p0f, old[2] = -0x1.01fffep0f, old[3] = 0;
+    for (size_t e = 0; e < ELEMENTS; e++) rounded[e] = as_bf16(old[e]);
+    memcpy(saved + at, old, sizeof old);
+    assert_true(lossynet_state_load(comm, 0, saved, bytes));
+    for (size_t e = 0; e < ELEMENTS; e++) assert_true(kept(comm, 0, e) == rounded[e]);
+    lossynet_state_save(comm, 0, again);
+    memcpy(saved + at, rounded, sizeof rounded);
+    assert_memory_equal(again, saved, bytes);
+    free(saved), free(again);
+    lossynet_close(comm);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
@@ -148,23 +181,15 @@ static void test_refusals(void **state) {
 /* Residuals that the caller keeps (struct lossynet_residuals). */
 struct kept {
     const float *vector[WORKERS]; /* what is sent, before it is rounded */
-    float residual[WORKERS][ELEMENTS];
+    uint16_t residual[WORKERS][ELEMENTS];
 };
-
-static float as_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 static void keep(void *context, int worker, size_t offset, size_t n, size_t packet,
                  const uint8_t *arrived) {
     struct kept *k = (struct kept *)context;
     for (size_t j = 0; j < n; j++)
         k->residual[worker][offset + j] =
-            arrived[j / packet] ? 0 : as_bf16(k->vector[worker][offset + j]);
+            arrived[j / packet] ? 0 : ln_bf16_narrow(k->vector[worker][offset + j]);
 }
 
 static void save(void *context, int worker, void *out) {
@@ -172,9 +197,9 @@ static void save(void *context, int worker, void *out) {
     memcpy(out, k->residual[worker], sizeof k->residual[worker]);
 }
 
-static void load(void *context, int worker, const void *in) {
+static void load(void *context, int worker, size_t offset, size_t n, const uint16_t *in) {
     struct kept *k = (struct kept *)context;
-    memcpy(k->residual[worker], in, sizeof k->residual[worker]);
+    memcpy(k->residual[worker] + offset, in, n * sizeof *in);
 }
 
 /* What a caller keeps is what lossynet would have kept: the same averages, and states that are
@@ -208,7 +233,7 @@ static void kept_by_the_caller(bool bf16) {
             }
             free(saved), free(mine);
             for (size_t e = 0; e < ELEMENTS; e++) {
-                const volatile float late = 0.7f * kept.residual[w][e];
+                const volatile float late = 0.7f * ln_bf16_widen(kept.residual[w][e]);
                 x[w][e] = (float)gradient(step, w, e);
                 if (bf16) x[w][e] = as_bf16(x[w][e]);
                 y[w][e] = x[w][e] + late;
@@ -244,8 +269,11 @@ static void test_kept_by_the_caller(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference), cmocka_unit_test(test_nothing_is_lost),
-        cmocka_unit_test(test_state),     cmocka_unit_test(test_kept_by_the_caller),
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_nothing_is_lost),
+        cmocka_unit_test(test_state),
+        cmocka_unit_test(test_kept_by_the_caller),
+        cmocka_unit_test(test_saved_residuals_are_float32),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("lost gradients, later", tests, NULL, NULL);
