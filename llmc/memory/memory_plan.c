@@ -182,7 +182,8 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
     const double stale = s->saving.stale * 4 * e->parameters * (replicas_of(s) - owned);
     return hf_model_bytes_of_rank(c, s->saving.shard_bytes, s->saving.rank, s->run.ranks) +
            e->line[LINE_OPTIMIZER] + stale +
-           (s->run.carries[s->run.device] ? e->line[LINE_PARAMETERS] : 0) + e->line[LINE_AHEAD];
+           (s->run.carries[s->run.device] ? 4 * e->parameters * local_of(s) : 0) +
+           e->line[LINE_AHEAD];
 }
 
 /* The state that a rank keeps from the view before, and the state that it receives (handover.c):
