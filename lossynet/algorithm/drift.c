@@ -217,7 +217,7 @@ static uint8_t scale_of(const struct lossynet_comm *comm, float *vector, int v, 
  * stopped. */
 static size_t scales_there(const struct lossynet_comm *comm, const float *vector, int v, size_t i,
                            uint8_t *scale) {
-    enum { SAMPLES = 32, BLOCK = LOSSYNET_BLOCK };
+    enum { SAMPLES = 256, BLOCK = LOSSYNET_BLOCK };
     size_t sample[SAMPLES], element[SAMPLES * BLOCK], count, shard;
     float value[SAMPLES * BLOCK];
     int n = 0;
