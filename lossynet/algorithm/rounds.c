@@ -10,7 +10,9 @@
  * lost, and more rounds, which send little, are worth their trips.
  *
  * p is the share of packets that did not arrive when they were sent for the first time, of all
- * workers, in all steps so far; older steps count exponentially less. Before anything was measured
+ * workers, in all steps so far; older steps count exponentially less. It is a mean over links,
+ * because the cost goes with what all of them lose together: a dead link or a worker that loses half
+ * of its packets costs a tenth of a percent (results.md, uneven loss). Before anything was measured
  * it is the injected loss. All ranks gather the counts with the ages (drift.c), so they make the
  * same number of rounds. The number is chosen when a step's broadcast begins, for this broadcast
  * and for the next gradients: at that time all ranks know the same steps, whether they overlap or
