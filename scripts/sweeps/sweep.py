@@ -296,6 +296,7 @@ def parse():
     parser.add_argument("--results", action="append", default=[], metavar="FILE",
                         help="more results that need not be repeated")
     parser.add_argument("--table", action="store_true", help="tables and plots of what is there")
+    parser.add_argument("--no-plots", action="store_true", help="tables alone; needs no matplotlib")
     parser.add_argument("--list", action="store_true", help="the runs and how far they are")
     parser.add_argument("--keep", action="store_true",
                         help="when done, put results beside the settings, for the repository")
@@ -358,9 +359,10 @@ def main():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, sweep.stop)
         sweep.work()
-    rows = report(settings, sweep.results, sweep.out, plots=True)
+    rows = report(settings, sweep.results, sweep.out, plots=not arguments.no_plots)
     print(as_text(rows))
-    print(f"in {sweep.out}: table.md, table.csv, plots (PNG and SVG), logs of the runs")
+    plots = "" if arguments.no_plots else "plots (PNG and SVG), "
+    print(f"in {sweep.out}: table.md, table.csv, {plots}logs of the runs")
     if arguments.keep:
         keep(sweep)
     left = len(sweep.missing())

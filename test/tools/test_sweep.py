@@ -62,16 +62,18 @@ def data(tmp_path_factory):
     return markov_files(tmp_path_factory.mktemp("data"), 64, 4000, 600)
 
 
-def command(*arguments):
-    return [sys.executable, str(ROOT / "scripts" / "sweeps" / "sweep.py"), *map(str, arguments)]
+def command(*arguments, plots=False):
+    """Plots take most of the time of a short sweep, so only sweeps whose plots are tested make them."""
+    return [sys.executable, str(ROOT / "scripts" / "sweeps" / "sweep.py"), *map(str, arguments),
+            *([] if plots else ["--no-plots"])]
 
 
 def environment(**more):
     return environment_of({"TRAIN_LLAMA2": str(BUILD / "train_llama2"), **more})
 
 
-def sweep(*arguments, **more):
-    return subprocess.run(command(*arguments), cwd=ROOT, env=environment(**more), text=True,
+def sweep(*arguments, plots=False, **more):
+    return subprocess.run(command(*arguments, plots=plots), cwd=ROOT, env=environment(**more), text=True,
                           capture_output=True, timeout=300, check=False)
 
 
@@ -89,7 +91,7 @@ def finished(data, tmp_path_factory):
     """A finished sweep: its settings, output folder, and printed text."""
     folder = tmp_path_factory.mktemp("sweep")
     settings = write(folder / "tiny", SETTINGS, data)
-    done = sweep(settings, "--out", folder / "out", "--jobs", "2")
+    done = sweep(settings, "--out", folder / "out", "--jobs", "2", plots=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return settings, folder / "out", done
 
@@ -146,13 +148,16 @@ def test_rules_tell_runs_apart(data, tmp_path):
 
 
 def test_a_sweep_can_compute_in_bf16(finished, data, tmp_path):
-    """Settings can choose --dtype. Runs in bf16 are different from those in float32, and learn as well."""
+    """Settings can choose --dtype. Runs in bf16 are different from those in float32, and learn as well. With
+    --no-plots there are tables alone."""
     text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
     settings = write(tmp_path / "half", text.replace("device = cpu", "device = cpu\ndtype = bf16"), data)
     done = sweep(settings, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     half, whole = (results(out / "results.jsonl") for out in (tmp_path / "out", finished[1]))
     assert len(half) == 2 and not set(half) & set(whole)
+    assert (tmp_path / "out" / "table.md").exists() and not list((tmp_path / "out").glob("*.png"))
+    assert "plots" not in done.stdout
     logs = list((tmp_path / "out").glob("runs/*/log.jsonl"))
     assert {events(log, "run")[0]["options"]["dtype"] for log in logs} == {"bf16"}
 
