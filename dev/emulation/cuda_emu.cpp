@@ -10,7 +10,7 @@
  * not be compiled with -fsanitize=thread, which would count functions entered on one stack and left
  * on another; -DCUDA_EMU_TSAN says that the rest of the program is. For the thread sanitizer a
  * switch makes no order between fibers; __syncthreads, __syncwarp and the end of a launch do.
- * Shuffles, ldmatrix and mma order no memory, as the PTX ISA says.
+ * Shuffles, reductions, ldmatrix and mma order no memory, as the PTX ISA says.
  */
 #include "dev/emulation/cuda_emu.h"
 #include "dev/emulation/ptx_emu.h"
@@ -300,6 +300,13 @@ void finish_ballot(struct group *g) {
     for (int lane = 0; lane < LANES; lane++)
         if ((g->mask >> lane & 1) && g->in[lane][0]) votes |= 1u << lane;
     for (int lane = 0; lane < LANES; lane++) g->out[lane][0] = votes;
+}
+
+void finish_largest(struct group *g) {
+    uint32_t largest = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        if (g->mask >> lane & 1) largest = std::max(largest, g->in[lane][0]);
+    for (int lane = 0; lane < LANES; lane++) g->out[lane][0] = largest;
 }
 
 /* ---- PTX ------------------------------------------------------------------------------------- */

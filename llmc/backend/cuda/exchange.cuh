@@ -65,12 +65,6 @@ static __device__ inline uint32_t bits_of(float x) {
     return bits;
 }
 
-struct largest {
-    __device__ uint32_t operator()(uint32_t a, uint32_t b) const {
-        return a > b ? a : b;
-    }
-};
-
 /* mix64 is ln_mix (base.h), mix32 is lowbias32 (Wellons 2018). */
 static __device__ inline uint64_t mix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
@@ -85,10 +79,11 @@ static __device__ inline uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/* A warp rounds one block: each lane passes its element x, or 0 past the end. */
+/* A warp rounds one block: each lane passes its element x, or 0 past the end. Magnitudes are in the
+ * order of their bits, so that one instruction (redux.sync) finds the largest. */
 static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits, bool random,
                                                 uint64_t key) {
-    const uint32_t most = warp_reduce<largest>(bits_of(x) & 0x7fffffff);
+    const uint32_t most = __reduce_max_sync(0xffffffffu, bits_of(x) & 0x7fffffff);
     uint32_t scale = (most + ((1u << (25 - bits)) - 1)) >> 23;
     if (scale >= BLOCK_NOT_FINITE) return of_bits(0x7fc00000);
     if (scale < BLOCK_LEAST) scale = BLOCK_LEAST;
