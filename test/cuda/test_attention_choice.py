@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cudnn import fake_cudnn
-from program import BUILD, events, markov_files, run, succeed
+from program import BUILD, events, markov_files, run, small_model, succeed
 
 pytestmark = pytest.mark.takes(40)
 
@@ -17,7 +17,9 @@ FASTER, SLOWER = "0,8,8,12", "0,4,4,8"  # clock in seconds; FASTER: own kernels 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return markov_files(tmp_path_factory.mktemp("data"), 128, 5_000, 300)
+    folder = markov_files(tmp_path_factory.mktemp("data"), 128, 5_000, 300)
+    small_model(folder / "model", 128, layers=2)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def fake(tmp_path_factory):
 
 
 def arguments(data, out, *more):
-    return ("--model=260K", f"--train={data}/train.bin", "--workers=2", "--batch=2", "--seq=24", "--steps=4",
+    return (f"--model={data}/model", f"--train={data}/train.bin", "--workers=2", "--batch=2", "--seq=24", "--steps=4",
             "--lr=3e-3", "--loss-rate=0.2", "--packet-bytes=512", "--device=cuda", "--save-every=2",
             f"--out={out}", *more)
 
