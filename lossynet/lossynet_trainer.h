@@ -91,8 +91,8 @@ struct lossynet_memory {
 /* The caller's own store of residuals, for example beside vectors on a GPU. A residual is the part
  * of a worker's gradients that was lost. Its elements are bfloat16 (uint16_t); what becomes a
  * residual is computed in float32 and rounded to nearest even. The caller adds the residual, times
- * the share, to a vector before the vector is ready. The library calls these functions for local workers, from several
- * threads at once.
+ * the share, to a vector before the vector is ready. The library calls these functions for local
+ * workers, from several threads at once.
  *   round only with wire_dtype int8, int6 and int4. Rounds n elements from `offset` of a worker's
  *         vector as round_blocks does; the residual becomes what rounding took away. It is called
  *         before keep, once for all elements that others own

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Runs the tests, several at the same time: four more than the machine has cores, because some tests wait
+"""Runs the tests, several at the same time: six more than the machine has cores, because some tests wait
 most of the time. Those that measure rates, times or memory go ahead of the others; where that is not allowed
 they run afterwards, one by one.
 
@@ -36,7 +36,7 @@ def parallel():
         import xdist.plugin  # pylint: disable=import-outside-toplevel
     except ImportError:
         return []
-    workers = min(len(os.sched_getaffinity(0)) + 4, MOST_WORKERS)
+    workers = min(len(os.sched_getaffinity(0)) + 6, MOST_WORKERS)
     # Groups start in the order of conftest.py, the longest first. Newer releases of xdist would
     # otherwise reorder them.
     order = "--no-loadscope-reorder"
