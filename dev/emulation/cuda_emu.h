@@ -4,9 +4,9 @@
  * The sources in llmc/backend/cuda are compiled by g++ with -DCUDA_EMULATION and see this file
  * instead of the toolkit's headers. A kernel is an ordinary function. Every CUDA thread of a block
  * is a fiber, blocks run one after the other, all on the calling thread. A fiber runs until it
- * meets a barrier or a warp collective (shuffle, ballot, reduction, ldmatrix, mma), so a missing barrier is
- * not hidden by luck: the first warp runs to its end before the second begins. cuda_emu_order()
- * changes the order.
+ * meets a barrier or a warp collective (shuffle, ballot, reduction, ldmatrix, mma), so a missing
+ * barrier is not hidden by luck: the first warp runs to its end before the second begins.
+ * cuda_emu_order() changes the order.
  *
  *   cuda_emu.h     types, keywords, built-in variables and functions of device code, launch()
  *   cuda_emu.cpp   the scheduler; never compiled with -fsanitize=thread itself, see there

@@ -285,8 +285,8 @@ struct backend {
     void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet, int bits, const uint64_t *key);
     /* Error feedback: the residual of gradients that were lost, with the same bits as lossynet's
-     * error_feedback.c. It is bfloat16; what becomes a residual is computed in float32 and rounded
-     * to nearest even. NULL if not on_device.
+     * error_feedback.c, but for those of a NaN. It is bfloat16; what becomes a residual is computed
+     * in float32 and rounded to nearest even. NULL if not on_device.
      * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the
      * vector may be in pinned memory
      * keep_error, j < n: rounds vector[j] at random, in place, as round_blocks does; residual[j] is

@@ -24,14 +24,14 @@ double random_uniform(void) { /* xorshift64* */
 
 static size_t element_bytes(enum array_type type) {
     const struct backend *be = subject.backend;
-    if (type == FLOAT32 || type == BFLOAT16) return type == FLOAT32 ? 4 : 2;
+    if (type == FLOAT32) return sizeof(float);
+    if (type == BFLOAT16) return sizeof(uint16_t);
     return type == WEIGHT ? be->weight_bytes : be->element_bytes;
 }
 
 /* What numbers of this type are rounded to: weights may be stored in more. */
 static size_t exact_bytes(enum array_type type) {
-    return type == FLOAT32 || type == BFLOAT16 ? element_bytes(type)
-                                               : subject.backend->element_bytes;
+    return type == WEIGHT ? subject.backend->element_bytes : element_bytes(type);
 }
 
 static float to_type(float x, size_t bytes) { /* bfloat16: to nearest even */

@@ -330,7 +330,7 @@ def reduction(k, _name, how, types, o):
     """redux.sync.max: the largest of the lanes' values."""
     if how != ["sync", "max"] or types != ["u32"]:
         raise Unknown
-    return k.put(o[0], f"largest({k.get(o[1], 'u32')}, {k.get(o[2], 'u32')})", "u32")
+    return k.put(o[0], f"__reduce_max_sync({k.get(o[2], 'u32')}, {k.get(o[1], 'u32')})", "u32")
 
 
 @instruction("cp", "async cg shared global commit_group wait_group")

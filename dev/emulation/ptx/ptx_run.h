@@ -138,15 +138,6 @@ static inline uint32_t shuffle(enum shuffle_mode mode, uint32_t x, uint32_t b, u
     return out;
 }
 
-/* ---- redux.sync.max.u32 ---------------------------------------------------------------------- */
-
-static inline uint32_t largest(uint32_t x, uint32_t mask) {
-    uint32_t out;
-    cuda_emu::meet(mask, cuda_emu::REDUCTION, &x, 1, cuda_emu::finish_largest, -1, &out, 1,
-                   "redux");
-    return out;
-}
-
 /* ---- mma.m16n8k16 -------------------------------------------------------------------------- *
  * "Matrix Fragments for mma.m16n8k16 with floating point type": the row and column of element i of
  * a lane's fragment, as the manual's formulas say. Written without cuda_emu.cpp's, so that each
