@@ -15,7 +15,8 @@
 
 /* ---- presets ---------------------------------------------------------------------------- */
 
-/* 7B, 13B and 70B: Touvron et al. 2023, "Llama 2"; 1.1B: TinyLlama; 260K to 110M: llama2.c. */
+/* 7B, 13B and 70B: Touvron et al. 2023, "Llama 2"; 1.1B: TinyLlama; 260K, 15M, 42M and
+ * 110M: llama2.c; 1M and 3M lie between these, for runs of full length (scripts/sweeps/settings/scaling). */
 static const struct {
     const char *name;
     struct llama_config config;
@@ -23,6 +24,7 @@ static const struct {
     /*          C   L   H   K    D      F      V positions   eps     theta  tied */
     {"260K", {64, 5, 8, 4, 8, 172, 0, 512, 1e-5f, 10000, true, {0, 0, 0, 0}}},
     {"1M", {128, 4, 4, 4, 32, 344, 0, 256, 1e-5f, 10000, true, {0, 0, 0, 0}}},
+    {"3M", {192, 6, 6, 6, 32, 512, 0, 256, 1e-5f, 10000, true, {0, 0, 0, 0}}},
     {"15M", {288, 6, 6, 6, 48, 768, 0, 1024, 1e-5f, 10000, true, {0, 0, 0, 0}}},
     {"42M", {512, 8, 8, 8, 64, 1376, 0, 1024, 1e-5f, 10000, true, {0, 0, 0, 0}}},
     {"110M", {768, 12, 12, 12, 64, 2048, 0, 1024, 1e-5f, 10000, true, {0, 0, 0, 0}}},
@@ -33,7 +35,7 @@ static const struct {
 };
 
 const char *config_preset_names(void) {
-    return "260K 1M 15M 42M 110M 1.1B 7B 13B 70B";
+    return "260K 1M 3M 15M 42M 110M 1.1B 7B 13B 70B";
 }
 
 int config_preset(const char *name, struct llama_config *config) {

@@ -58,7 +58,7 @@ static void test_presets(void **state) {
     assert_int_equal(*names, 0);
     struct llama_config config;
     assert_reports(config_preset("8B", &config),
-                   "'8B' is no directory and no preset; presets are 260K 1M 15M");
+                   "'8B' is no directory and no preset; presets are 260K 1M 3M 15M");
 }
 
 static void test_config_round_trip(void **state) {
