@@ -191,9 +191,9 @@ $(BUILD)/test/%.o: private OPTIMISE := -O1
 $(BUILD)/test/llmc/operators%.o $(BUILD)/test/llmc/operators.o $(BUILD)/test/cuda/test_cuda_attention.o: \
     private OPTIMISE := $(if $(SANITIZE),-O1,-O3)
 
-# What tests run of a build with sanitizers. Of the programs that link the kernels alone only the faults are in it,
-# since test_operators_emulated runs the same kernels.
-sanitized: $(BUILD)/train_llama2 $(BUILD)/tokenize $(TESTS) $(BUILD)/test/cuda/emulation_faults
+# What tests run of a build with sanitizers: all C programs but those whose head comment says otherwise.
+sanitized: $(BUILD)/train_llama2 $(BUILD)/tokenize $(BUILD)/test/cuda/emulation_faults \
+    $(patsubst %.c,$(BUILD)/%,$(shell grep -L 'no build with sanitizers' $(TESTS:$(BUILD)/%=%.c)))
 
 # Links all prerequisites. $(1): libraries. $(2): the linking command, if it is not that of programs.
 define link
@@ -521,9 +521,13 @@ quickstart_packages:
 # The longest chain of commands comes first, so that no core waits for its end.
 test:
 	@scripts/dependencies.sh test
-	@$(MAKE) --no-print-directory $(JOBS) ptx_tests with_thread_sanitizer tests instrumented with_sanitizers \
+	@$(MAKE) --no-print-directory $(JOBS) ptx_tests with_thread_sanitizer tests python_tests instrumented with_sanitizers \
 	    $$(command -v aarch64-linux-gnu-g++ >/dev/null && echo aarch64)
 	@BUILD=$(BUILD) $(PYTHON) test/run.py $(PYTEST)
+
+# Compiles the Python tests once, for all processes of run.py. It reports no error, since they will.
+python_tests:
+	@BUILD=$(BUILD) $(PYTHON) -m pytest -q --collect-only test >/dev/null 2>&1 || true
 
 # Other builds than that of users. They are made beside it, so that no core waits for the end of one.
 with_sanitizers:
@@ -604,6 +608,6 @@ simulate:
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: FORCE all aarch64 sanitized with_sanitizers with_thread_sanitizer liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart quickstart_packages quick_tests check check-format check-layers test bench bench-network simulate clean
+.PHONY: FORCE all aarch64 sanitized with_sanitizers with_thread_sanitizer liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart quickstart_packages quick_tests python_tests check check-format check-layers test bench bench-network simulate clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -31,6 +31,7 @@ static void test_presets(void **state) {
     } expected[] = {
         {"260K", 64 * 32000 + 5 * (64 * 192 + 3 * 64 * 172 + 128) + 64},
         {"1M", 0},
+        {"3M", 192 * 32000 + 6 * (4 * 192 * 192 + 3 * 192 * 512 + 2 * 192) + 192},
         {"15M", 15191712}, /* llama2.c's stories15M */
         {"42M", 41689600}, /* stories42M */
         {"110M", 109529856} /* stories110M */,
@@ -47,7 +48,7 @@ static void test_presets(void **state) {
         assert_int_equal(strncmp(names, name, strlen(name)), 0); /* --help names it, in order */
         names += strlen(name) + (names[strlen(name)] == ' ');
         bool open = config.vocabulary == 0;
-        assert_int_equal(open, i < 6);
+        assert_int_equal(open, i < 7);
         if (open) assert_reports(config_check(&config, name), "vocab_size is 0");
         if (open) config.vocabulary = 32000;
         assert_int_equal(config_check(&config, name), 0);

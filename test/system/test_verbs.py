@@ -5,6 +5,7 @@ The machine is started once and then does all its work (JOB). The tests check th
 has four devices, one for each rank of the largest run. Its processor is emulated, so models and sequences are tiny.
 """
 import json
+import os
 import re
 import subprocess
 
@@ -73,7 +74,8 @@ def guest(tmp_path_factory):
                         "LINK_TEST": SANITIZED.parent / "test" / "lossynet" / "link" / "test_link_verbs",
                         "COMMON_OPTIONS": COMMON, "LOSSY_STEPS": LOSSY_STEPS}.items():
         job = job.replace(name, str(value))
-    exports = {**MPI, "OMPI_MCA_btl": "self,vader", "OMPI_MCA_pml": "ob1", "OMP_NUM_THREADS": "1"}
+    hwloc = {name: value for name, value in os.environ.items() if name.startswith("HWLOC_")}  # conftest.py
+    exports = {**MPI, **hwloc, "OMPI_MCA_btl": "self,vader", "OMPI_MCA_pml": "ob1", "OMP_NUM_THREADS": "1"}
     job = "".join(f"export {name}={value}\n" for name, value in exports.items()) + job
     (folder / "job.sh").write_text(job)
     done = subprocess.run([VM / "run.sh", machine, folder, folder / "job.sh"], text=True,
