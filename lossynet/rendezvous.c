@@ -6,7 +6,8 @@
  *     rank 0 -> rank r    challenge  magic, nonce
  *     rank r -> rank 0    greeting   magic, r, ranks, epoch, nonce, proof
  *     rank 0 -> rank r    seat       magic, local rank and local ranks of r, proof; or EARLY if r's
- *                                    epoch is later than rank 0's: then r connects again later
+ *                                    epoch is later than rank 0's, or if rank 0's meeting began before
+ *                                    it had heard r: then r connects again later
  *     rank r -> rank 0    bytes, part      } once per
  *     rank 0 -> rank r    all parts        } share
  *
@@ -32,7 +33,7 @@
 #include <unistd.h>
 
 static const uint64_t MAGIC = 0x6c6f737379310003; /* "lossy1", version 3 */
-static const uint64_t EARLY = 0x6c6f7373794e4f54; /* in a seat: this meeting has not begun yet */
+static const uint64_t EARLY = 0x6c6f7373794e4f54; /* in a seat: come again, for a later meeting */
 static const double ENDED_SECONDS = 0.2;          /* how often rank 0 asks which ranks have ended */
 
 enum { NONCE_BYTES = 16 };
@@ -297,6 +298,11 @@ static bool is_expected(struct rendezvous *r, const struct caller *c, lossynet_s
     return false;
 }
 
+static void ask_to_come_again(int fd) {
+    const struct seat later = {.magic = EARLY};
+    send(fd, &later, sizeof later, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 /* Reads what a caller has sent of its greeting, without waiting. Closes the connection if it does
  * not begin with the magic number, because it then comes from another program, or if its epoch is
  * over. */
@@ -313,10 +319,7 @@ static lossynet_status listen_to(struct rendezvous *r, int i) {
     }
     if (c->came < sizeof c->hello) return LOSSYNET_OK;
     const int rank = c->hello.rank;
-    if (c->hello.epoch > r->epoch) { /* the rank will join a later meeting */
-        const struct seat later = {.magic = EARLY};
-        send(c->fd, &later, sizeof later, MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
+    if (c->hello.epoch > r->epoch) ask_to_come_again(c->fd); /* it will join a later meeting */
     if (!is_expected(r, c, &fault) || !prove(r, &c->asked, &c->hello, true, r->seat[rank].proof)) {
         dismiss(r, i);
         return fault;
@@ -455,7 +458,9 @@ static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_
     lossynet_status status = prepare_root(r, &host) ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
     if (!status) status = gather(r, listener, m);
     if (listener != m->listener) close(listener);
-    while (r->callers) dismiss(r, r->callers - 1);
+    for (; r->callers;
+         dismiss(r, r->callers - 1)) /* who has not said yet for which meeting it comes */
+        if (!status && listener == m->listener) ask_to_come_again(r->caller[r->callers - 1].fd);
     if (!status) status = seat_all(r, host, seat);
     free(host);
     free(r->caller);

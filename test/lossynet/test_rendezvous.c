@@ -381,6 +381,28 @@ static void connections_that_say_nothing_hold_up_nobody(void **state) {
     close(listener);
 }
 
+/* It may have come for the next meeting, so it is not sent away. */
+static void who_is_not_heard_in_time_is_asked_to_come_again(void **state) {
+    (void)state;
+    enum { CHALLENGE = 24 }; /* bytes */
+    const uint64_t early = 0x6c6f7373794e4f54;
+    struct comer root, other;
+    uint64_t said = 0;
+    char challenge[CHALLENGE];
+    const int listener = listen_anywhere(), unheard = connect_silently();
+    send_comer(&root, listener, 5, 0, 2, 60);
+    assert_int_equal(recv(unheard, challenge, CHALLENGE, MSG_WAITALL), CHALLENGE);
+    send_comer(&other, listener, 5, 1, 2, 60);
+    pthread_join(other.thread, NULL);
+    pthread_join(root.thread, NULL);
+    assert_int_equal(root.met, LOSSYNET_OK);
+    assert_int_equal(other.met, LOSSYNET_OK);
+    assert_int_equal(recv(unheard, &said, sizeof said, MSG_WAITALL), sizeof said);
+    assert_int_equal(said, early);
+    close(unheard);
+    close(listener);
+}
+
 /* The kernel of a process that is stopped accepts connections. */
 static void a_rank_0_that_hangs_is_missed(void **state) {
     (void)state;
@@ -544,6 +566,7 @@ int main(void) {
         cmocka_unit_test_setup(who_does_not_come_is_named, begin),
         cmocka_unit_test_setup(who_has_ended_is_not_waited_for, begin),
         cmocka_unit_test_setup(connections_that_say_nothing_hold_up_nobody, begin),
+        cmocka_unit_test_setup(who_is_not_heard_in_time_is_asked_to_come_again, begin),
         cmocka_unit_test_setup(a_rank_0_that_hangs_is_missed, begin),
         cmocka_unit_test_setup(who_is_lost_in_a_share_is_named, begin),
         cmocka_unit_test_setup(an_exchange_has_a_time_out_of_its_own, begin),
