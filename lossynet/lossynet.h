@@ -364,7 +364,8 @@ struct lossynet_drift {
     double owner;  /* ||theta_i - theta_fresh||^2, mean over workers that do not own the element */
     double sigma2; /* ||the last step's change of the fresh model||^2 */
     double rho[LOSSYNET_LAGS]; /* correlation of that change with those 1, 2, ... steps earlier */
-    double expected_pair;      /* formula with this sigma2, rho and the measured loss rate */
+    double expected_pair; /* formula with the measured loss rate, and sigma2 and rho of what owners
+                             sent: these, but for the lead */
     double expected_owner;
     double paper_pair; /* the paper's 2p/(1+p) sigma2, for comparison */
     double lead;       /* of the last broadcast, in steps */
@@ -393,14 +394,12 @@ lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,
 lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_counters *counters,
                                     struct lossynet_drift *drift);
 
-/* The formulas alone. N workers, loss rate p in [0, 1), correlations rho[lags], lead l in steps:
- *   owner to worker   O = sigma2 [p/(1-p) C(p) + l^2 - 2 l R],  R = sum_k rho_k p^k
- *   worker to worker  (1-2/N) sigma2 [2p/(1-p^2) C(p) + 4 l (l+1) (p - (1-p) R)/(1+p)] + (2/N) O
- *   C(p) = 1 + 2 R
+/* The formulas alone, without a lead. N workers, loss rate p in [0, 1), correlations rho[lags]:
+ *   owner to worker   O = sigma2 p/(1-p) C(p),  C(p) = 1 + 2 sum_k rho_k p^k
+ *   worker to worker  (1-2/N) sigma2 2p/(1-p^2) C(p) + (2/N) O
  * p = 1 gives infinity. */
-double lossynet_drift_owner(double p, double lead, double sigma2, const double *rho, int lags);
-double lossynet_drift_pair(int workers, double p, double lead, double sigma2, const double *rho,
-                           int lags);
+double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags);
+double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags);
 double lossynet_drift_paper(double p, double sigma2); /* 2p/(1+p) sigma2 */
 
 /* ---- for programs in other languages (named.c) ------------------------------------------ */

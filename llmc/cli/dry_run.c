@@ -27,8 +27,8 @@ static void expect_repair(const struct options *o, const struct lossynet_setting
 static void print_drift(int workers, double p) {
     double correlation[LOSSYNET_LAGS];
     for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
-    memory_plan_print_drift(p, lossynet_drift_pair(workers, p, 0, 1, correlation, 0),
-                            lossynet_drift_pair(workers, p, 0, 1, correlation, LOSSYNET_LAGS),
+    memory_plan_print_drift(p, lossynet_drift_pair(workers, p, 1, correlation, 0),
+                            lossynet_drift_pair(workers, p, 1, correlation, LOSSYNET_LAGS),
                             lossynet_drift_paper(p, 1));
 }
 

@@ -343,21 +343,33 @@ struct ln_ages { /* one worker's; its own packets do not count */
     uint32_t aged[LOSSYNET_RING + 1]; /* packets of age 0, 1, ...; the last: this age or more */
 };
 
+/* Values of the sample in this call and in the last one, and their last changes. */
+struct ln_series {
+    float *now, *last; /* [samples] */
+    float *change;     /* [RING][samples] */
+};
+
+struct ln_model_sample {   /* [samples] each */
+    float *value, *change; /* the model's values and their last change, not rounded */
+    float *offset;         /* fresh less sent */
+};
+
 struct ln_drift_state {
     int samples;
-    uint64_t measured;           /* calls so far */
-    size_t *element;             /* [samples] */
-    int *owner;                  /* [samples] */
-    float *mine;                 /* [V][samples] */
-    float *values;               /* [N][samples] */
-    float *fresh;                /* [samples], of the last call */
-    float *model, *model_change; /* [samples], fresh values and their last change, not rounded */
-    float *change;               /* [RING][samples], the last changes of `fresh` */
-    uint8_t *scale;              /* [V][samples], scales of the blocks of an owner's samples */
-    uint8_t *scales;             /* [N][samples]; both NULL: values are not rounded in blocks */
-    struct ln_ages *ages;        /* [V] */
-    struct ln_ages *all_ages;    /* [N] */
-    double lead;                 /* of the broadcast that is measured */
+    uint64_t measured;      /* calls so far */
+    size_t *element;        /* [samples] */
+    int *owner;             /* [samples] */
+    float *mine;            /* [V][samples] */
+    float *values;          /* [N][samples] */
+    struct ln_series fresh; /* the model's values, rounded as packets are */
+    struct ln_series sent;  /* what owners sent: the same, but for the lead */
+    struct ln_model_sample model;
+    uint64_t led_until;       /* the last number of changes at which `sent` may differ */
+    uint8_t *scale;           /* [V][samples], scales of the blocks of an owner's samples */
+    uint8_t *scales;          /* [N][samples]; both NULL: values are not rounded in blocks */
+    struct ln_ages *ages;     /* [V] */
+    struct ln_ages *all_ages; /* [N] */
+    double lead;              /* of the broadcast that is measured */
 };
 
 /* Failures are only noted in pool.out_of_memory. */

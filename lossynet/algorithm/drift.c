@@ -29,17 +29,12 @@
  * then the mean over all links, and the expected drift is too low, because both formulas grow
  * faster than p. Over a link that is always down, ages and drift grow without bound.
  *
- * With a lead (lead.c) owners send theta + l D, where D is their last change. A worker of age A
- * then holds a value that is ahead by l D_(t-A).
- *
- * Owner to worker. In |sum of the last A changes - l D_(t-A)|^2 the lead adds l^2. The covariance
- * of the two terms is sum_(k=1..A) rho_k, with mean sum_k rho_k P(A >= k):
- *     E|theta_i - theta|^2 = sigma^2 [E A C(s) + l^2 - 2 l sum_k rho_k p s^(k-1)]
- * Worker to worker. Let m = |A - B|. Beside the m changes they differ by l (D_(t-A) - D_(t-B)). The
- * variance of this is 2 l^2 (1 - rho_m). Twice its covariance with the changes is 2 l (1 - rho_m),
- * since all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
- *     E|theta_i - theta_j|^2 = sigma^2 [E|A-B| C(s) + 2 l (l+1) sum_k P(m = k) (1 - rho_k)]
- * For uncorrelated steps owner to worker is (p/(1-p) + l^2) sigma^2.
+ * With a lead (lead.c) owners send s = theta + l D, where D is their last change. All of the above
+ * then holds for s: sigma^2 and rho are those of the changes of s. Only the owner has theta instead,
+ * which differs by g_t = theta_t - s_t. So a worker of age A lacks g_t and the last A changes of s:
+ *     E|theta_i - theta|^2 = sigma_s^2 E A C(s) + E g_t^2 + 2 sum_(k>=0) P(A > k) E g_t D_s,(t-k)
+ * For uncorrelated steps this is (p/(1-p) + l^2) sigma^2, and worker to worker the lead adds
+ * 2 l (l+1) 2p/(1+p) sigma^2.
  *
  * C = 1 for independent steps, (1+bp)/(1-bp) for rho_k = b^k, and (1+p)/(1-p), the upper bound, for
  * steps that all point the same way. Nothing depends on time: if drift/sigma^2 grows, there is a
@@ -57,10 +52,11 @@
  *
  * If packets are rounded (elements.c), theta means the owner's values after rounding, which is what
  * replicas get. So the sample is rounded before it is used. Replicas that received the same packet
- * then do not differ from one another or from the owner. A stale replica still differs by the sum
- * of the last A changes, now of rounded values. So the formulas hold, with sigma^2 and rho of
- * rounded values. (If steps are smaller than the precision of rounding, 2^-9, this sigma^2 is
- * larger than that of the owner's values: few elements change, but by much.)
+ * then do not differ from one another or, without a lead, from the owner. A stale replica still
+ * differs by the sum of the last A changes, now of rounded values. So the formulas hold, with
+ * sigma^2 and rho of rounded values. (If steps are smaller than the precision of rounding, 2^-9,
+ * this sigma^2 is larger than that of the owner's values: few elements change, but by much.) With a
+ * lead s is theta + l D after rounding, where D is the change before it, as owners compute it.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -79,35 +75,27 @@ static double correlation_factor(double s, const double *rho, int lags) {
 
 /* A packet is stale with probability p. A stale packet stays stale in the next step with
  * probability s. */
-static double owner_drift(double p, double s, double lead, double sigma2, const double *rho,
-                          int lags) {
+static double owner_drift(double p, double s, double sigma2, const double *rho, int lags) {
     if (p >= 1) return INFINITY;
-    double common = 0, older = p; /* P(A >= k) */
-    for (int k = 0; k < lags; k++, older *= s) common += rho[k] * older;
-    return sigma2 *
-           (p / (1 - s) * correlation_factor(s, rho, lags) + lead * lead - 2 * lead * common);
+    return sigma2 * (p / (1 - s) * correlation_factor(s, rho, lags));
 }
 
-static double pair_drift(int workers, double p, double s, double lead, double sigma2,
-                         const double *rho, int lags) {
+/* owner: the drift between owner and worker. */
+static double pair_drift(int workers, double p, double s, double sigma2, const double *rho,
+                         int lags, double owner) {
     if (workers < 2) return 0;
     if (p >= 1) return INFINITY;
-    const double with_owner = 2.0 / workers, unlike = 2 * p * (1 - p / (1 + s)); /* P(m > 0) */
-    double apart = unlike, exactly = unlike * (1 - s);                           /* P(m = k) */
-    for (int k = 0; k < lags; k++, exactly *= s) apart -= rho[k] * exactly;
-    const double others =
-        unlike / (1 - s) * correlation_factor(s, rho, lags) + 2 * lead * (lead + 1) * apart;
-    return (1 - with_owner) * sigma2 * others +
-           with_owner * owner_drift(p, s, lead, sigma2, rho, lags);
+    const double with_owner = 2.0 / workers, unlike = 2 * p * (1 - p / (1 + s)); /* P(A != B) */
+    const double others = unlike / (1 - s) * correlation_factor(s, rho, lags);
+    return (1 - with_owner) * sigma2 * others + with_owner * owner;
 }
 
-double lossynet_drift_owner(double p, double lead, double sigma2, const double *rho, int lags) {
-    return owner_drift(p, p, lead, sigma2, rho, lags);
+double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags) {
+    return owner_drift(p, p, sigma2, rho, lags);
 }
 
-double lossynet_drift_pair(int workers, double p, double lead, double sigma2, const double *rho,
-                           int lags) {
-    return pair_drift(workers, p, p, lead, sigma2, rho, lags);
+double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags) {
+    return pair_drift(workers, p, p, sigma2, rho, lags, owner_drift(p, p, sigma2, rho, lags));
 }
 
 double lossynet_drift_paper(double p, double sigma2) {
@@ -133,6 +121,18 @@ static void choose(struct lossynet_comm *comm) {
     }
 }
 
+static void take_series(struct lossynet_comm *comm, struct ln_series *series, size_t samples) {
+    COMM_TAKE(comm, series->now, samples);
+    COMM_TAKE(comm, series->last, samples);
+    COMM_TAKE(comm, series->change, samples * LOSSYNET_RING);
+}
+
+static void free_series(struct ln_series *series) {
+    free(series->now);
+    free(series->last);
+    free(series->change);
+}
+
 void ln_drift_open(struct lossynet_comm *comm, int samples) {
     struct ln_drift_state *drift = &comm->drift;
     if (comm->partition.groups.count == 1) samples = 0;
@@ -146,10 +146,11 @@ void ln_drift_open(struct lossynet_comm *comm, int samples) {
     COMM_TAKE(comm, drift->owner, n);
     COMM_TAKE(comm, drift->mine, n * (size_t)comm->workers.local);
     COMM_TAKE(comm, drift->values, n * (size_t)comm->workers.count);
-    COMM_TAKE(comm, drift->fresh, n);
-    COMM_TAKE(comm, drift->model, n);
-    COMM_TAKE(comm, drift->model_change, n);
-    COMM_TAKE(comm, drift->change, n * LOSSYNET_RING);
+    take_series(comm, &drift->fresh, n);
+    take_series(comm, &drift->sent, n);
+    COMM_TAKE(comm, drift->model.offset, n);
+    COMM_TAKE(comm, drift->model.value, n);
+    COMM_TAKE(comm, drift->model.change, n);
     if (ln_has_blocks(&comm->partition)) {
         COMM_TAKE(comm, drift->scale, n * (size_t)comm->workers.local);
         COMM_TAKE(comm, drift->scales, n * (size_t)comm->workers.count);
@@ -162,10 +163,11 @@ void ln_drift_close(struct lossynet_comm *comm) {
     free(comm->drift.owner);
     free(comm->drift.mine);
     free(comm->drift.values);
-    free(comm->drift.fresh);
-    free(comm->drift.model);
-    free(comm->drift.model_change);
-    free(comm->drift.change);
+    free_series(&comm->drift.fresh);
+    free_series(&comm->drift.sent);
+    free(comm->drift.model.offset);
+    free(comm->drift.model.value);
+    free(comm->drift.model.change);
     free(comm->drift.scale);
     free(comm->drift.scales);
     free(comm->drift.all_ages);
@@ -276,26 +278,34 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
     return status || !drift->scale ? status : gather_scales(comm, vectors);
 }
 
-/* Stores the model's values and their change, not rounded. Then rounds the values in the same way
- * as packets. */
+/* Stores the model's values and their change, not rounded. Then rounds the values, and those that
+ * owners sent, in the same way as packets. */
 static void keep_model(const struct lossynet_comm *comm) {
     const struct ln_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
     const lossynet_wire_dtype dtype = comm->partition.dtype[LOSSYNET_PARAMETER];
     for (size_t i = 0; i < n; i++) {
         const float now = drift->values[(size_t)drift->owner[i] * n + i];
-        drift->model_change[i] = drift->measured > 0 ? now - drift->model[i] : 0;
-        drift->model[i] = now;
+        drift->model.change[i] = drift->measured > 0 ? now - drift->model.value[i] : 0;
+        drift->model.value[i] = now;
+        drift->sent.now[i] = now + (float)drift->lead * drift->model.change[i];
     }
     if (drift->scales) { /* only owners' values are not yet rounded */
         for (size_t i = 0; i < n; i++) {
             const size_t own = (size_t)drift->owner[i] * n + i;
             drift->values[own] = ln_block_round(dtype, drift->values[own], drift->scales[own]);
+            /* with the lead, the block may need a larger scale, at least for this element */
+            const uint8_t alone = ln_block_scale(dtype, &drift->sent.now[i], 1);
+            drift->sent.now[i] = ln_block_round(
+                dtype, drift->sent.now[i], alone > drift->scales[own] ? alone : drift->scales[own]);
         }
     } else if (ln_has_bf16(&comm->partition)) {
         const struct ln_rounding r = {.dtype = dtype};
         ln_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers.count);
+        ln_elements_copy(&r, drift->sent.now, drift->sent.now, n);
     }
+    for (size_t i = 0; i < n; i++)
+        drift->fresh.now[i] = drift->values[(size_t)drift->owner[i] * n + i];
 }
 
 /* Squared distances of sampled values, summed over the sample. */
@@ -319,26 +329,68 @@ static void measure_distances(const struct lossynet_comm *comm, double *pair, do
     }
 }
 
-/* Stores this call's change of the fresh values. covariance[k]: sum over the sample of the product
- * of this change and the change k calls ago, 0 if there is none. The first call has values but no
- * change. */
-static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYNET_RING]) {
-    struct ln_drift_state *drift = &comm->drift;
-    size_t n = (size_t)drift->samples;
-    uint64_t changes = drift->measured++; /* number of changes, this one included */
-    float *now = drift->change + changes % LOSSYNET_RING * n;
+/* Stores this call's changes, which are number `changes`, and returns them. The first call has
+ * values but no changes. */
+static const float *keep_changes(struct ln_series *series, uint64_t changes, size_t n) {
+    float *change = series->change + changes % LOSSYNET_RING * n;
     for (size_t i = 0; i < n; i++) {
-        float fresh = drift->values[(size_t)drift->owner[i] * n + i];
-        now[i] = fresh - drift->fresh[i];
-        drift->fresh[i] = fresh;
+        change[i] = series->now[i] - series->last[i];
+        series->last[i] = series->now[i];
     }
+    return change;
+}
+
+/* products[k]: sum over the sample of x and the change k calls ago, 0 if there is none. */
+static void multiply(const float *x, const struct ln_series *series, uint64_t changes, size_t n,
+                     double products[LOSSYNET_RING]) {
     for (uint64_t lag = 0; lag < LOSSYNET_RING; lag++) {
-        const float *then = drift->change + (changes - lag) % LOSSYNET_RING * n;
-        covariance[lag] = 0;
+        const float *then = series->change + (changes - lag) % LOSSYNET_RING * n;
+        products[lag] = 0;
         for (size_t i = 0; lag < changes && i < n; i++) {
-            covariance[lag] += (double)now[i] * (double)then[i];
+            products[lag] += (double)x[i] * (double)then[i];
         }
     }
+}
+
+static void correlations(const double covariance[LOSSYNET_RING], double rho[LOSSYNET_LAGS]) {
+    for (int k = 0; k < LOSSYNET_LAGS; k++)
+        rho[k] = covariance[0] > 0 ? covariance[k + 1] / covariance[0] : 0;
+}
+
+/* What the lead adds to the drift between owner and worker: of what the owner has, g, and of g with
+ * the changes that the worker lacks. */
+static double drift_of_offset(const struct ln_drift_state *drift, double p, double s,
+                              uint64_t changes) {
+    const size_t n = (size_t)drift->samples;
+    double squares = 0, older = p /* P(A > k) */, products[LOSSYNET_RING], common = 0;
+    for (size_t i = 0; i < n; i++) {
+        drift->model.offset[i] = drift->fresh.now[i] - drift->sent.now[i];
+        squares += (double)drift->model.offset[i] * (double)drift->model.offset[i];
+    }
+    multiply(drift->model.offset, &drift->sent, changes, n, products);
+    for (int k = 0; k < LOSSYNET_RING; k++, older *= s) common += older * products[k];
+    return squares + 2 * common;
+}
+
+/* The drift that is to be expected, from what owners sent. covariance: that of fresh values. */
+static void expect(struct lossynet_comm *comm, const double covariance[LOSSYNET_RING], double p,
+                   uint64_t changes, struct lossynet_drift *out) {
+    struct ln_drift_state *drift = &comm->drift;
+    const size_t n = (size_t)drift->samples;
+    const double scale = (double)comm->partition.elements / drift->samples;
+    const double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
+    const float *change = keep_changes(&drift->sent, changes, n);
+    double of_sent[LOSSYNET_RING], rho[LOSSYNET_LAGS], offset = 0;
+    if (drift->lead != 0) drift->led_until = changes + LOSSYNET_RING;
+    if (changes <= drift->led_until)
+        multiply(change, &drift->sent, changes, n, of_sent);
+    else /* owners sent fresh values */
+        memcpy(of_sent, covariance, sizeof of_sent);
+    correlations(of_sent, rho);
+    if (drift->lead != 0) offset = scale * drift_of_offset(drift, p, s, changes);
+    out->expected_owner = offset + owner_drift(p, s, scale * of_sent[0], rho, LOSSYNET_LAGS);
+    out->expected_pair = pair_drift(comm->partition.groups.count, p, s, scale * of_sent[0], rho,
+                                    LOSSYNET_LAGS, out->expected_owner);
 }
 
 /* How far the mean of all replicas is behind the model, along the model's last change and in units
@@ -351,7 +403,7 @@ static double measure_lag(const struct lossynet_comm *comm) {
     const int replicas = partition->groups.count;
     double along = 0, squares = 0;
     for (size_t i = 0; i < n; i++) {
-        const double model = drift->model[i], change = drift->model_change[i];
+        const double model = drift->model.value[i], change = drift->model.change[i];
         double behind = 0;
         const int *partner = ln_partners(partition, drift->owner[i]);
         for (int g = 0; g < replicas; g++)
@@ -456,18 +508,15 @@ void ln_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) {
     out->pair *= scale;
     out->owner *= scale;
     double covariance[LOSSYNET_RING];
-    measure_changes(comm, covariance);
+    const size_t n = (size_t)drift->samples;
+    const uint64_t changes = drift->measured++; /* number of changes, this one included */
+    multiply(keep_changes(&drift->fresh, changes, n), &drift->fresh, changes, n, covariance);
     ln_lead_add(comm, &ages, covariance);
     out->lag = measure_lag(comm);
     out->sigma2 = scale * covariance[0];
-    for (int k = 0; k < LOSSYNET_LAGS; k++)
-        if (covariance[0] > 0) out->rho[k] = covariance[k + 1] / covariance[0];
+    correlations(covariance, out->rho);
 
-    double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
-    double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
-    const double lead = drift->lead, sigma2 = out->sigma2;
-    out->expected_pair =
-        pair_drift(comm->partition.groups.count, p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
-    out->expected_owner = owner_drift(p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
-    out->paper_pair = lossynet_drift_paper(p, sigma2);
+    const double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
+    expect(comm, covariance, p, changes, out);
+    out->paper_pair = lossynet_drift_paper(p, out->sigma2);
 }

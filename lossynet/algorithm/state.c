@@ -30,9 +30,9 @@ struct worker_state {
 struct common_state {
     uint64_t fingerprint;
     uint64_t measured;
-    /* After it: float fresh[samples], change[RING][samples]; then struct ln_lead_sums, float
-     * model[samples], then struct ln_rounds_sums. States of earlier versions end before the
-     * first or before the second of these structs */
+    /* After it, what the drift sample remembers: float fresh[samples], its change[RING][samples];
+     * then struct ln_lead_sums, float model[samples]; then struct ln_rounds_sums; then float
+     * sent[samples], its change[RING][samples]. States of earlier versions end before one of these */
 };
 
 /* A hash of how vectors are cut, and of whose state it is. */
@@ -82,12 +82,27 @@ static size_t lead_common_bytes(const struct lossynet_comm *comm) {
            (size_t)comm->drift.samples * sizeof(float);
 }
 
+/* Bytes of the shared state in versions that do not remember what owners sent. */
+static size_t rounds_common_bytes(const struct lossynet_comm *comm) {
+    return lead_common_bytes(comm) + sizeof comm->retransmission.sums;
+}
+
 size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
     if (worker == LOSSYNET_ALL_WORKERS)
-        return lead_common_bytes(comm) + sizeof comm->retransmission.sums;
+        return rounds_common_bytes(comm) + drift_floats(comm) * sizeof(float);
     return sizeof(struct worker_state) + chain_words(comm) * sizeof(uint64_t) +
            comm->partition.packets * sizeof(uint32_t) +
            (comm->feedback.mass ? residual_bytes(comm) + mass_bytes(comm, worker) : 0);
+}
+
+static void save_series(const struct ln_series *series, size_t n, char *out) {
+    memcpy(out, series->last, n * sizeof(float));
+    memcpy(out + n * sizeof(float), series->change, n * LOSSYNET_RING * sizeof(float));
+}
+
+static void load_series(struct ln_series *series, size_t n, const char *bytes) {
+    memcpy(series->last, bytes, n * sizeof(float));
+    memcpy(series->change, bytes + n * sizeof(float), n * LOSSYNET_RING * sizeof(float));
 }
 
 static void save_common(const struct lossynet_comm *comm, char *out) {
@@ -101,9 +116,9 @@ static void save_common(const struct lossynet_comm *comm, char *out) {
     memcpy(tail + sizeof comm->lead.sums + n * sizeof(float), &comm->retransmission.sums,
            sizeof comm->retransmission.sums);
     if (n == 0) return;
-    memcpy(out, drift->fresh, n * sizeof(float));
-    memcpy(out + n * sizeof(float), drift->change, n * LOSSYNET_RING * sizeof(float));
-    memcpy(tail + sizeof comm->lead.sums, drift->model, n * sizeof(float));
+    save_series(&drift->fresh, n, out);
+    memcpy(tail + sizeof comm->lead.sums, drift->model.value, n * sizeof(float));
+    save_series(&drift->sent, n, out - sizeof state + rounds_common_bytes(comm));
 }
 
 static uint64_t *chain_of(const struct lossynet_comm *comm, int phase, int v) {
@@ -150,14 +165,16 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t co
     drift->measured = state.measured;
     bytes += sizeof state;
     const char *tail = bytes + drift_floats(comm) * sizeof(float);
+    const char *sent = bytes - sizeof state + rounds_common_bytes(comm);
     if (!early) memcpy(&comm->lead.sums, tail, sizeof comm->lead.sums);
-    if (count == lossynet_state_bytes(comm, LOSSYNET_ALL_WORKERS))
+    if (count >= rounds_common_bytes(comm))
         memcpy(&comm->retransmission.sums, tail + sizeof comm->lead.sums + n * sizeof(float),
                sizeof comm->retransmission.sums);
     if (n == 0) return true;
-    memcpy(drift->fresh, bytes, n * sizeof(float));
-    memcpy(drift->change, bytes + n * sizeof(float), n * LOSSYNET_RING * sizeof(float));
-    memcpy(drift->model, early ? bytes : tail + sizeof comm->lead.sums, n * sizeof(float));
+    load_series(&drift->fresh, n, bytes);
+    load_series(&drift->sent, n, count > rounds_common_bytes(comm) ? sent : bytes);
+    drift->led_until = drift->measured + LOSSYNET_RING;
+    memcpy(drift->model.value, early ? bytes : tail + sizeof comm->lead.sums, n * sizeof(float));
     return true;
 }
 
@@ -202,6 +219,7 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
 bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count) {
     if (worker == LOSSYNET_ALL_WORKERS) {
         return (count == early_common_bytes(comm) || count == lead_common_bytes(comm) ||
+                count == rounds_common_bytes(comm) ||
                 count == lossynet_state_bytes(comm, worker)) &&
                load_common(comm, (const char *)bytes, count);
     }

@@ -16,24 +16,24 @@ static void test_formulas(void **state) {
     for (double p = 0.05; p < 0.95; p += 0.1) {
         for (int n = 2; n <= 64; n *= 2) {
             double pair = (1 - 2.0 / n) * 2 * p / (1 - p * p) + 2.0 / n * p / (1 - p);
-            assert_close(lossynet_drift_pair(n, p, 0, 3, none, 1), 3 * pair, 1e-9);
+            assert_close(lossynet_drift_pair(n, p, 3, none, 1), 3 * pair, 1e-9);
         }
-        assert_close(lossynet_drift_owner(p, 0, 3, NULL, 0), 3 * p / (1 - p), 1e-9);
+        assert_close(lossynet_drift_owner(p, 3, NULL, 0), 3 * p / (1 - p), 1e-9);
         assert_close(lossynet_drift_paper(p, 3), 3 * 2 * p / (1 + p), 1e-9);
     }
     /* C(p) for rho_k = b^k */
     double p = 0.3, b = 0.8;
     for (int k = 0; k < LOSSYNET_LAGS; k++) rho[k] = pow(b, k + 1);
-    assert_close(lossynet_drift_owner(p, 0, 1, rho, LOSSYNET_LAGS),
+    assert_close(lossynet_drift_owner(p, 1, rho, LOSSYNET_LAGS),
                  p / (1 - p) * (1 + b * p) / (1 - b * p), 1e-9);
     /* the upper bound, for ever so many workers: 2p/(1-p)^2 */
     for (int k = 0; k < LOSSYNET_LAGS; k++) rho[k] = 1;
-    assert_close(lossynet_drift_pair(1 << 30, p, 0, 1, rho, LOSSYNET_LAGS),
+    assert_close(lossynet_drift_pair(1 << 30, p, 1, rho, LOSSYNET_LAGS),
                  2 * p / ((1 - p) * (1 - p)), 1e-7);
-    assert_true(isinf(lossynet_drift_owner(1, 0, 1, rho, 1)));
-    assert_true(isinf(lossynet_drift_pair(8, 1, 0, 1, rho, 1)));
-    assert_close(lossynet_drift_pair(8, 0, 0, 1, rho, 1), 0, 0);
-    assert_close(lossynet_drift_pair(1, 0.5, 0, 1, rho, 1), 0, 0);
+    assert_true(isinf(lossynet_drift_owner(1, 1, rho, 1)));
+    assert_true(isinf(lossynet_drift_pair(8, 1, 1, rho, 1)));
+    assert_close(lossynet_drift_pair(8, 0, 1, rho, 1), 0, 0);
+    assert_close(lossynet_drift_pair(1, 0.5, 1, rho, 1), 0, 0);
 }
 
 /* The prototype's prediction as DESIGN quotes it; it had more lags than the four that are printed,
@@ -44,7 +44,7 @@ static void test_design_table(void **state) {
     const double rate[5] = {0.05, 0.1, 0.2, 0.3, 0.4};
     const double quoted[5] = {0.097, 0.215, 0.543, 1.06, 1.90};
     for (int i = 0; i < 5; i++) {
-        double ours = lossynet_drift_pair(8, rate[i], 0, 1, rho, 4);
+        double ours = lossynet_drift_pair(8, rate[i], 1, rho, 4);
         assert_close(ours, quoted[i], 0.02 * quoted[i]);
     }
 }
@@ -63,8 +63,8 @@ static void test_formula_by_summing(void **state) {
         for (int j = 0; j < 100; j++) pair += pi * (1 - p) * pow(p, j) * variance[abs(i - j)];
     }
     int n = 5;
-    assert_close(lossynet_drift_owner(p, 0, 1, rho, LOSSYNET_LAGS), owner, 1e-5);
-    assert_close(lossynet_drift_pair(n, p, 0, 1, rho, LOSSYNET_LAGS),
+    assert_close(lossynet_drift_owner(p, 1, rho, LOSSYNET_LAGS), owner, 1e-5);
+    assert_close(lossynet_drift_pair(n, p, 1, rho, LOSSYNET_LAGS),
                  (1 - 2.0 / n) * pair + 2.0 / n * owner, 1e-5);
 }
 
@@ -159,8 +159,8 @@ static void walk_matches(int workers, double beta) {
     for (int i = 0; i < 4; i++) {
         double p = rates[i];
         struct average a = walk_and_measure(workers, p, beta, "bernoulli");
-        double pair = lossynet_drift_pair(workers, p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
-        double owner = lossynet_drift_owner(p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
+        double pair = lossynet_drift_pair(workers, p, ELEMENTS, rho, LOSSYNET_LAGS);
+        double owner = lossynet_drift_owner(p, ELEMENTS, rho, LOSSYNET_LAGS);
         print_message("N %d, AR(1) %.1f, p %.2f: pair/sigma2 %.4f, formula %.4f (%+.2f%%), with "
                       "measured sigma2 and rho %.4f; owner %.4f, formula %.4f; paper %.4f\n",
                       workers, beta, p, a.pair / ELEMENTS, pair / ELEMENTS,
@@ -194,8 +194,8 @@ static void walk_of_groups(int group, int groups) {
     double rho[LOSSYNET_LAGS];
     for (int k = 0; k < LOSSYNET_LAGS; k++) rho[k] = pow(beta, k + 1);
     const struct average a = walk_in_groups(LOSSYNET_FLOAT32, 8, group, p, beta, "bernoulli");
-    const double pair = lossynet_drift_pair(groups, p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
-    const double owner = lossynet_drift_owner(p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
+    const double pair = lossynet_drift_pair(groups, p, ELEMENTS, rho, LOSSYNET_LAGS);
+    const double owner = lossynet_drift_owner(p, ELEMENTS, rho, LOSSYNET_LAGS);
     drift_is(groups, p, beta, &a, pair, owner);
 }
 

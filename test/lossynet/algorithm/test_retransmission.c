@@ -153,7 +153,7 @@ static void test_statistics(void **state) {
         }
         age += d.mean_age / STEPS;
         drift += d.pair;
-        formula += lossynet_drift_pair(WORKERS, left, 0, d.sigma2, NULL, 0);
+        formula += lossynet_drift_pair(WORKERS, left, d.sigma2, NULL, 0);
     }
     for (int phase = 0; phase < 2; phase++) {
         assert_close(1 - arrived[phase] / expected[phase], left, 0.003);
