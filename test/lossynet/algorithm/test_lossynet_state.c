@@ -6,7 +6,7 @@ enum { STEPS = 20, HALF = 9 };
 
 struct run {
     struct lossynet_comm *comm;
-    float **gradient, **parameter;
+    float **gradient, **parameter, **ahead;
     size_t elements;
     uint64_t digest;
 };
@@ -16,12 +16,14 @@ static struct run run_open(const struct lossynet_settings *settings) {
     for (int b = 0; b < settings->buckets; b++) run.elements += settings->bucket_elements[b];
     run.gradient = take_vectors(settings->workers, run.elements);
     run.parameter = take_vectors(settings->workers, run.elements);
+    run.ahead = take_vectors(settings->workers, run.elements);
     return run;
 }
 
 static void run_close(struct run *run) {
     free_vectors(run->gradient);
     free_vectors(run->parameter);
+    free_vectors(run->ahead);
     lossynet_close(run->comm);
 }
 
@@ -37,13 +39,18 @@ static void run_steps(struct run *run, int workers, uint64_t from, uint64_t to) 
                     (float)random_unit(step, (uint64_t)w, e) + 0.01f * run->parameter[w][e];
         assert_int_equal(lossynet_reduce(run->comm, run->gradient, false), LOSSYNET_OK);
         for (int w = 0; w < workers; w++) {
+            float *next = run->ahead[w];
             for (int b = 0; b < SCENARIO_BUCKETS; b++) {
                 size_t offset, count;
                 lossynet_shard(run->comm, w, b, &offset, &count);
-                for (size_t e = offset; e < offset + count; e++)
+                for (size_t e = offset; e < offset + count; e++) {
                     run->parameter[w][e] -= 0.1f * run->gradient[w][e];
+                    *next++ = run->parameter[w][e] - 0.05f * run->gradient[w][e];
+                }
             }
         }
+        lossynet_broadcast_ahead(run->comm, step % 3 ? (const float *const *)run->ahead : NULL,
+                                 0.5);
         assert_int_equal(lossynet_broadcast(run->comm, run->parameter, false), LOSSYNET_OK);
         assert_int_equal(lossynet_drift_measure(run->comm, run->parameter, &drift), LOSSYNET_OK);
         assert_int_equal(lossynet_step_counters(run->comm, run->comm->steps.step, &counters),
