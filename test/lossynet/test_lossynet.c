@@ -583,7 +583,7 @@ static void test_memory(void **state) {
     const size_t elements[2] = {100000, 5000};
     struct lossynet_settings settings = simple_settings(8, elements, 2, 0.1);
     settings.packet_bytes = 4096;
-    settings.drift_samples = 500;
+    settings.drift_samples = 250;
     struct lossynet_comm *comm = open_alone(&settings);
     assert_int_equal(lossynet_memory_bytes(comm), lossynet_memory_needed(&alone, &settings));
     lossynet_close(comm);
