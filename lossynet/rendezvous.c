@@ -458,9 +458,11 @@ static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_
     lossynet_status status = prepare_root(r, &host) ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
     if (!status) status = gather(r, listener, m);
     if (listener != m->listener) close(listener);
-    for (; r->callers;
-         dismiss(r, r->callers - 1)) /* who has not said yet for which meeting it comes */
-        if (!status && listener == m->listener) ask_to_come_again(r->caller[r->callers - 1].fd);
+    while (r->callers) { /* who has not said yet for which meeting it comes */
+        const int last = r->callers - 1;
+        if (!status && listener == m->listener) ask_to_come_again(r->caller[last].fd);
+        dismiss(r, last);
+    }
     if (!status) status = seat_all(r, host, seat);
     free(host);
     free(r->caller);

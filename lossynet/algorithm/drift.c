@@ -317,7 +317,7 @@ static void measure_distances(const struct lossynet_comm *comm, double *pair, do
     for (size_t i = 0; i < n; i++) {
         /* Relative to the fresh value, to keep the digits: sum over pairs of (x_i - x_j)^2
          * = N sum x^2 - (sum x)^2, and there are N(N-1)/2 pairs. */
-        double fresh = drift->values[(size_t)drift->owner[i] * n + i], sum = 0, squares = 0;
+        double fresh = drift->fresh.now[i], sum = 0, squares = 0;
         const int *partner = ln_partners(&comm->partition, drift->owner[i]);
         for (int g = 0; g < replicas; g++) {
             double x = (double)drift->values[(size_t)partner[g] * n + i] - fresh;

@@ -109,6 +109,7 @@ static void save_common(const struct lossynet_comm *comm, char *out) {
     const struct ln_drift_state *drift = &comm->drift;
     struct common_state state = {fingerprint(comm, LOSSYNET_ALL_WORKERS), drift->measured};
     size_t n = (size_t)drift->samples;
+    char *sent = out + rounds_common_bytes(comm);
     memcpy(out, &state, sizeof state);
     out += sizeof state;
     char *tail = out + drift_floats(comm) * sizeof(float);
@@ -118,7 +119,7 @@ static void save_common(const struct lossynet_comm *comm, char *out) {
     if (n == 0) return;
     save_series(&drift->fresh, n, out);
     memcpy(tail + sizeof comm->lead.sums, drift->model.value, n * sizeof(float));
-    save_series(&drift->sent, n, out - sizeof state + rounds_common_bytes(comm));
+    save_series(&drift->sent, n, sent);
 }
 
 static uint64_t *chain_of(const struct lossynet_comm *comm, int phase, int v) {
@@ -160,19 +161,20 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t co
     struct ln_drift_state *drift = &comm->drift;
     struct common_state state;
     size_t n = (size_t)drift->samples;
+    const size_t sent = rounds_common_bytes(comm); /* where what owners sent begins */
+    const char *start = bytes;
     memcpy(&state, bytes, sizeof state);
     if (state.fingerprint != fingerprint(comm, LOSSYNET_ALL_WORKERS)) return false;
     drift->measured = state.measured;
     bytes += sizeof state;
     const char *tail = bytes + drift_floats(comm) * sizeof(float);
-    const char *sent = bytes - sizeof state + rounds_common_bytes(comm);
     if (!early) memcpy(&comm->lead.sums, tail, sizeof comm->lead.sums);
-    if (count >= rounds_common_bytes(comm))
+    if (count >= sent)
         memcpy(&comm->retransmission.sums, tail + sizeof comm->lead.sums + n * sizeof(float),
                sizeof comm->retransmission.sums);
     if (n == 0) return true;
     load_series(&drift->fresh, n, bytes);
-    load_series(&drift->sent, n, count > rounds_common_bytes(comm) ? sent : bytes);
+    load_series(&drift->sent, n, count > sent ? start + sent : bytes);
     drift->led_until = drift->measured + LOSSYNET_RING;
     memcpy(drift->model.value, early ? bytes : tail + sizeof comm->lead.sums, n * sizeof(float));
     return true;

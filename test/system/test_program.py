@@ -380,7 +380,7 @@ def test_drift_follows_the_formula(data, small, tmp_path, rate, lr):
     steps = [e for e in log if e["event"] == "step"][30:]
     measured = sum(e["drift"] for e in steps)
     expected = sum(e["drift_expected"] for e in steps)
-    assert measured == pytest.approx(expected, rel=0.10)
+    assert measured == pytest.approx(expected, rel=0.05)
     assert sum(e["drift_paper"] for e in steps) < expected
     assert log[-1]["drift"] == pytest.approx(sum(e["drift"] for e in log if e["event"] == "step")
                                              / 200)
