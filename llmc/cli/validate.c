@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llmc/backend/backend.h"
 #include "llmc/backend/cpu/backend_cpu.h"
@@ -96,7 +97,7 @@ int validate_options(const struct options *o, int ranks) {
         comm_check(o, o->workers ? o->workers : ranks, o->dry_run ? 1 : ranks))
         return 2;
     if (check_tokenizer(o)) return 1;
-    if (config_of_model(o->model, &c)) return file_is_directory(o->model) ? 1 : 2;
+    if (config_of_model(o->model, &c)) return access(o->model, F_OK) ? 2 : 1;
     return check_model(o, &c) ? 2 : 0;
 }
 

@@ -44,7 +44,7 @@ int config_preset(const char *name, struct llama_config *config) {
         *config = presets[i].config;
         return 0;
     }
-    return log_error("--model: '%s' is no directory and no preset; presets are %s", name,
+    return log_error("--model: '%s' is no file, no directory and no preset; presets are %s", name,
                      config_preset_names());
 }
 
@@ -261,14 +261,17 @@ static int read_fields(struct reader *r, struct llama_config *c) {
     return r->failed ? -1 : 0;
 }
 
-int config_read(const char *directory, struct llama_config *config) {
-    char path[FILE_PATH_BYTES];
+int config_read(const char *path, struct llama_config *config) {
+    char in_directory[FILE_PATH_BYTES];
     struct file_map map;
-    if (file_join(path, directory, "config.json")) return -1;
-    if (access(path, F_OK))
-        return log_error("'%s' has no config.json: expected a Hugging Face Llama directory, or "
-                         "checkpoint-N of a run's --out",
-                         directory);
+    if (file_is_directory(path)) {
+        if (file_join(in_directory, path, "config.json")) return -1;
+        if (access(in_directory, F_OK))
+            return log_error("'%s' has no config.json: expected a Hugging Face Llama directory, or "
+                             "checkpoint-N of a run's --out",
+                             path);
+        path = in_directory;
+    }
     if (file_map(path, &map)) return -1;
     json_error_t error;
     json_t *root = json_loadb(map.data ? (const char *)map.data : "", map.bytes,
@@ -353,7 +356,7 @@ free_text:
 /* ---- a run's model ----------------------------------------------------------------------- */
 
 int config_of_model(const char *model, struct llama_config *c) {
-    return file_is_directory(model) ? config_read(model, c) : config_preset(model, c);
+    return access(model, F_OK) ? config_preset(model, c) : config_read(model, c);
 }
 
 int config_complete(const char *model, int vocabulary, int data_vocabulary,

@@ -41,11 +41,11 @@ int config_preset(const char *name, struct llama_config *config);
 /* The names of all presets, from small to large, with a space between: static text for --help. */
 const char *config_preset_names(void);
 
-/* Reads DIR/config.json as Hugging Face writes it and checks it with config_check. Features that
- * change the mathematics and that this program does not have (other rope scaling, biases, another
- * activation, another architecture) are refused by name. Returns 0, or -1 after reporting;
- * *config is then untouched. */
-int config_read(const char *directory, struct llama_config *config);
+/* Reads a config.json as Hugging Face writes it and checks it with config_check. `path` is the file
+ * or the directory that holds it. Features that change the mathematics and that this program does
+ * not have (other rope scaling, biases, another activation, another architecture) are refused by
+ * name. Returns 0, or -1 after reporting; *config is then untouched. */
+int config_read(const char *path, struct llama_config *config);
 
 /* Writes DIR/config.json, synced to disk, such that LlamaForCausalLM.from_pretrained(DIR) builds
  * the same model. Returns 0, or -1 after reporting. */
@@ -59,8 +59,8 @@ int config_check(const struct llama_config *config, const char *origin);
 /* The number of parameters of a checked config; a tied table counts once. */
 size_t config_parameters(const struct llama_config *config);
 
-/* Reads the shape that --model names: a directory's config.json, or a preset. Returns 0, or -1
- * after reporting. */
+/* Reads the shape that --model names: a config.json, the directory that holds one, or a preset.
+ * Only a directory has parameters to begin with. Returns 0, or -1 after reporting. */
 int config_of_model(const char *model, struct llama_config *config);
 
 /* Completes a preset with the vocabulary that the user asked for (0: none), or otherwise with

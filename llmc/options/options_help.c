@@ -14,7 +14,7 @@ static const struct {
     {"Train a model", NULL},
     {"train", "token files to train on (build/tokenize)"},
     {"val", "token files to evaluate on"},
-    {"model", "260K 1M 15M ... 70B, or a directory"},
+    {"model", "260K ... 70B, a directory, a config.json"},
     {"steps", "training steps"},
     {"batch", "sequences per worker in a micro-batch"},
     {"seq", "tokens per sequence; 0: the model's length"},

@@ -59,7 +59,7 @@ static void test_presets(void **state) {
     assert_int_equal(*names, 0);
     struct llama_config config;
     assert_reports(config_preset("8B", &config),
-                   "'8B' is no directory and no preset; presets are 260K 1M 3M 15M");
+                   "'8B' is no file, no directory and no preset; presets are 260K 1M 3M 15M");
 }
 
 static void test_config_round_trip(void **state) {
@@ -73,6 +73,8 @@ static void test_config_round_trip(void **state) {
         struct llama_config back;
         assert_int_equal(config_write(scratch, &configs[i]), 0);
         assert_int_equal(config_read(scratch, &back), 0);
+        assert_same_config(&configs[i], &back);
+        assert_int_equal(config_of_model(in_scratch("config.json"), &back), 0); /* the file alone */
         assert_same_config(&configs[i], &back);
     }
     size_t bytes;
@@ -198,7 +200,7 @@ static void test_config_refusals(void **state) {
     };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         assert_reports(read_config(whole[i][0], &config), whole[i][1]);
-    assert_reports(config_read(in_scratch("absent"), &config), "has no config.json");
+    assert_reports(config_read(in_scratch("absent"), &config), "absent': No such file");
     char deep[5001];
     memset(deep, '[', 5000); /* nested beyond any stack */
     deep[5000] = '\0';

@@ -617,7 +617,7 @@ def one_line(done, code):
     (["--schedule", "wsd", "--decay", "2"], "--decay: expected a number from 0 to 1, got '2'"),
     (["--data-split", "random"], "--data-split: expected one of shared contiguous, got 'random'"),
     (["--link", "pigeon"], "--link: expected one of auto mpi udp verbs, got 'pigeon'"),
-    (["--model", "8B"], "--model: '8B' is no directory and no preset; presets are 260K"),
+    (["--model", "8B"], "--model: '8B' is no file, no directory and no preset; presets are 260K"),
     (["--loss"], "--loss: several options begin so: --loss-rate --loss-model --loss-at"),
     (["--plain=1"], "--plain: expected no value, got '1'"),
     (["--learning-rate", "1"], "--learning-rate: unknown option"),
@@ -849,6 +849,24 @@ def test_a_folder_that_is_no_model(data, tmp_path):
     done = run(*settings(data, tmp_path / "out", model=tmp_path))
     assert "has no config.json: expected a Hugging Face Llama directory, or checkpoint-N" in \
         one_line(done, 1)
+
+
+def test_a_config_json_alone_is_trained_from_nothing(data, tmp_path):
+    """The shape that a preset's checkpoint describes gives the preset's bits, and a shape of one's own trains."""
+    losses = [event["loss"] for event in train(data, tmp_path / "preset") if event["event"] == "step"]
+    (shape,) = tmp_path.glob("preset/checkpoint-*/config.json")
+    train(data, tmp_path / "same", model=shape)
+    assert weights(tmp_path / "same") == weights(tmp_path / "preset")
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({**json.loads(shape.read_text()), "num_hidden_layers": 2, "intermediate_size": 96}))
+    mine = [event["loss"] for event in train(data, tmp_path / "own", model=own) if event["event"] == "step"]
+    assert mine != losses and mine[-1] < mine[0]
+    succeed(*settings(data, tmp_path / "own", model=own, steps=8, resume="auto"))
+    (checkpoint,) = tmp_path.glob("own/checkpoint-00000008/config.json")
+    assert json.loads(checkpoint.read_text())["intermediate_size"] == 96
+    assert "own.json" in succeed("--dry-run", "--model", own, "--workers", 8).stdout
+    own.write_text("{}")
+    assert "own.json" in one_line(run(*settings(data, tmp_path / "none", model=own)), 1)
 
 
 def test_the_terminal_shows_enormous_perplexities_short(data, tmp_path):
