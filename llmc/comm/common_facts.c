@@ -15,14 +15,21 @@
 const char *const common_fact_names[FACTS] = {"the model's shape", "the training data",
                                               "the validation data", "the key of --key-file"};
 
-/* Without the vocabulary, which a preset takes from the data. */
-static int find_shape(const char *model, char text[FACT_BYTES]) {
+static int find_shape(const struct options *o, int data_vocabulary, char text[FACT_BYTES]) {
     struct llama_config c;
-    if (config_of_model(model, &c)) return -1;
-    snprintf(text, FACT_BYTES,
-             "%d layers, width %d, hidden %d, %d heads, %d kv heads of %d, %d positions, %g, %g%s",
-             c.layers, c.width, c.hidden, c.heads, c.kv_heads, c.head_size, c.positions,
-             (double)c.norm_eps, (double)c.rope_theta, c.tied ? ", tied" : "");
+    const struct rope_scaling *s = &c.rope_scaling;
+    if (config_of_model(o->model, &c) ||
+        config_complete(o->model, o->vocabulary, data_vocabulary, &c))
+        return -1;
+    const int n =
+        snprintf(text, FACT_BYTES,
+                 "%d layers, width %d, hidden %d, %d heads, %d kv heads of %d, %d "
+                 "positions, vocabulary %d, %g, %g%s",
+                 c.layers, c.width, c.hidden, c.heads, c.kv_heads, c.head_size, c.positions,
+                 c.vocabulary, (double)c.norm_eps, (double)c.rope_theta, c.tied ? ", tied" : "");
+    if (s->factor)
+        snprintf(text + n, FACT_BYTES - (size_t)n, ", rope scaled by %g, %g, %g, %d",
+                 (double)s->factor, (double)s->low, (double)s->high, s->original);
     return 0;
 }
 
@@ -44,10 +51,12 @@ static int find_key(const char *path, const char *run, char text[FACT_BYTES]) {
 }
 
 int common_facts_find(const struct options *o, const char *run, struct common_facts *out) {
+    int vocabulary = 0;
     memset(out, 0, sizeof *out);
-    return find_shape(o->model, out->text[FACT_MODEL]) ||
-                   (o->train && !o->eval && dataloader_describe(o->train, out->text[FACT_TRAIN])) ||
-                   (o->val && dataloader_describe(o->val, out->text[FACT_VAL])) ||
+    return (o->val && dataloader_describe(o->val, out->text[FACT_VAL], &vocabulary)) ||
+                   (o->train && !o->eval &&
+                    dataloader_describe(o->train, out->text[FACT_TRAIN], &vocabulary)) ||
+                   find_shape(o, vocabulary, out->text[FACT_MODEL]) ||
                    (o->key_file && find_key(o->key_file, run, out->text[FACT_KEY]))
                ? -1
                : 0;

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { FACT_MODEL, FACT_TRAIN, FACT_VAL, FACT_KEY, FACTS, FACT_BYTES = 128 };
+enum { FACT_MODEL, FACT_TRAIN, FACT_VAL, FACT_KEY, FACTS, FACT_BYTES = 256 };
 
 struct common_facts {
     char text[FACTS][FACT_BYTES]; /* "" where the options name no file */

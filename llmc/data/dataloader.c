@@ -245,7 +245,7 @@ static uint64_t hash_file(uint64_t hash, const struct token_file *file) {
     return hash;
 }
 
-int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION]) {
+int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION], int *vocabulary) {
     glob_t matches;
     uint64_t tokens = 0, hash = 0;
     if (find_files(pattern, &matches)) return -1;
@@ -255,6 +255,7 @@ int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION]) 
         status = file_map(file.path, &file.map) || check_header(&file) ? -1 : 0;
         if (!status) hash = hash_file(hash, &file);
         tokens += file.count;
+        if (file.vocabulary) *vocabulary = file.vocabulary;
         file_unmap(&file.map);
     }
     snprintf(text, DATALOADER_DESCRIPTION, "%llu tokens in %zu files, hash %016llx",

@@ -47,9 +47,10 @@ void dataloader_close(struct dataloader *loader); /* NULL is fine */
 
 /* Describes the files that match the pattern: their number of tokens, and a hash of their headers
  * and of some of their tokens. Two ranks with different data almost never get the same text. Reads
- * little of them, and checks headers only. Returns 0, or -1 after reporting. */
+ * little of them, and checks headers only. *vocabulary becomes the vocabulary size in the headers,
+ * and stays if they have none. Returns 0, or -1 after reporting. */
 enum { DATALOADER_DESCRIPTION = 100 };
-int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION]);
+int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION], int *vocabulary);
 
 /* The vocabulary size in the files' headers; 0 if they have none (llm.c's own files). */
 int dataloader_vocabulary(const struct dataloader *loader);

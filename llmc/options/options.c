@@ -57,9 +57,10 @@ double option_wire_bytes(int wire_dtype, int phase) {
 
 static const struct option_entry table[] = {
     TITLE("Model"),
-    STRING("model", model, EACH_RANK, "15M", "PRESET|DIR|FILE",
-           "a preset (260K 1M 3M 15M 42M 110M 1.1B 7B 13B 70B), a Hugging Face Llama directory, or a "
-           "config.json alone, to train a model of that shape from random parameters"),
+    STRING(
+        "model", model, EACH_RANK, "15M", "PRESET|DIR|FILE",
+        "a preset (260K 1M 3M 15M 42M 110M 1.1B 7B 13B 70B), a Hugging Face Llama directory, or a "
+        "config.json alone, to train a model of that shape from random parameters"),
     INTEGER("vocab-size", vocabulary, RUN, "0", 0, 1 << 20,
             "size of a preset's vocabulary; 0: that of the data"),
     ONE_OF("device", device, EACH_RANK, "auto", device_names, "auto|cpu|cuda", "where to compute"),

@@ -217,8 +217,11 @@ static void test_32_bit_tokens(void **state) {
     assert_int_equal(tokens[0], (1 << 17) + WINDOW);
     for (int i = 0; i < 3; i++) dataloader_close(loader[i]);
     char text[2][DATALOADER_DESCRIPTION];
-    assert_int_equal(dataloader_describe(in_scratch("32.bin"), text[0]), 0);
-    assert_int_equal(dataloader_describe(in_scratch("large.bin"), text[1]), 0);
+    int vocabulary = 7;
+    assert_int_equal(dataloader_describe(in_scratch("32.bin"), text[0], &vocabulary), 0);
+    assert_int_equal(vocabulary, 7); /* its header has none */
+    assert_int_equal(dataloader_describe(in_scratch("large.bin"), text[1], &vocabulary), 0);
+    assert_int_equal(vocabulary, 1 << 18);
     assert_string_not_equal(text[0], text[1]);
 }
 

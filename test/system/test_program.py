@@ -818,6 +818,23 @@ def test_ranks_started_differently_end_at_once(data, tmp_path, odd, code, said):
 
 
 @pytest.mark.parametrize("changes, said", [
+    ({"vocab_size": 2 * VOCABULARY}, f"vocabulary {2 * VOCABULARY}"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                       "original_max_position_embeddings": 64}}, "rope scaled by 4, 1, 4, 64"),
+], ids=["vocabulary", "rope"])
+def test_ranks_with_different_copies_of_a_shape(data, tmp_path, changes, said):
+    """Nodes may hold another version of a config.json. Its training would go on with two different models."""
+    shape = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 64, "vocab_size": VOCABULARY, "max_position_embeddings": 128}
+    for name, more in (("one", {}), ("other", changes)):
+        (tmp_path / name).write_text(json.dumps({**shape, **more}))
+    line = settings(data, tmp_path / "out", workers=2, steps=2, link="mpi", model=tmp_path / "one")
+    done = run(*line, ":", "-np", 1, PROGRAM, *line, f"--model={tmp_path / 'other'}", ranks=1)
+    (said_once,) = (text for text in done.stderr.splitlines() if text.startswith(("train_llama2", "lossynet")))
+    assert done.returncode == 1 and "the model's shape is '1 layers, width 32" in said_once and said in said_once
+
+
+@pytest.mark.parametrize("changes, said", [
     ({"val": "/none*"}, "no file matches '/none*'"),
     ({"encrypt": True, "key_file": "/none"}, "--key-file: cannot use '/none': expected a file of 16 to 4096 bytes"),
 ])
