@@ -115,9 +115,9 @@ static int report_absence(const char *directory, const char *single) {
                              single, others[i]);
     }
     return log_error(
-        "'%s': No such file, nor model.safetensors.index.json; expected a Hugging Face "
-        "model",
-        single);
+        "'%s': No such file, nor model.safetensors.index.json; expected a Hugging Face model, "
+        "or, to train one of this shape from nothing, --model '%s/config.json'",
+        single, directory);
 }
 
 int sharded_model_open(const char *directory, struct sharded_model **out) {

@@ -187,6 +187,7 @@ static void test_which_file(void **state) {
     assert_int_equal(read_all(out), 0);
     unlink(index_path());
     assert_reports(read_all(out), "No such file, nor model.safetensors.index.json");
+    assert_reports(read_all(out), "to train one of this shape from nothing, --model '");
     write_text(in_scratch("model/pytorch_model.bin"), "pickle");
     assert_reports(read_all(out), "but pytorch_model.bin; convert it");
     unlink(in_scratch("model/pytorch_model.bin"));
