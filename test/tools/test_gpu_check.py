@@ -1,5 +1,6 @@
 """Tests all of dev/bench/gpu/gpu_check.py on the emulated device with tiny shapes: everything runs, no result
 is lost if it is ended, a later call continues, and the report's arithmetic is right. Speeds are not tested."""
+import argparse
 import importlib.util
 import json
 import math
@@ -66,6 +67,29 @@ def measured(tmp_path_factory):
         assert f": {key}" not in said.splitlines(), "was made again"
     assert (out / "right.log").read_text(encoding="utf-8").count("== operators") == 1
     return kept(out), (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_process_that_starts_while_the_check_is_ended_does_not_run_on(tmp_path, monkeypatch):
+    """It would write its results among those of the next call."""
+    check_here = gpu_check.Check(argparse.Namespace(out=tmp_path, limit=60, emulated=True))
+    started = []
+
+    def popen(*arguments, **how):
+        started.append(starts(*arguments, **how))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    starts = subprocess.Popen
+    monkeypatch.setattr(gpu_check.subprocess, "Popen", popen)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    try:
+        with open(tmp_path / "log", "w", encoding="utf-8") as log, pytest.raises(SystemExit, match="3"):
+            check_here.wait_for(["sleep", "60"], {}, log, 60)
+        assert started[0].returncode == -signal.SIGKILL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        started[0].kill()
+        started[0].wait()
 
 
 def rows(report, section):

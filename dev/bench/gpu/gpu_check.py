@@ -34,6 +34,7 @@ States: done; wrong; out of time, which is not wrong; not reached; not possible 
 nothing is wrong but time ran out, else 0.
 """
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -326,6 +327,21 @@ def json_lines(output):
     return lines
 
 
+@contextlib.contextmanager
+def signals_held():
+    """SIGTERM and SIGINT that come in the block are handled when it ends."""
+    came = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number))
+              for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
 def in_order(tasks, results):
     """The tasks that are not done. Those that ran out of time before come last, since they may again."""
     waiting = [task for task in tasks if not good(results.get(task.key))]
@@ -421,22 +437,24 @@ class Check:
         """Returns the exit status, or None if time ran out. Ends all processes that the command started."""
         environment = {**os.environ, "GPU_BENCH_SECONDS": self.shapes["seconds"], "LD_LIBRARY_PATH": self.libraries,
                        **more}
+        process = None
         try:
-            process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       env=environment, start_new_session=True)
+            with signals_held():  # one that came while the process starts would leave it to run on
+                process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                           env=environment, start_new_session=True)
+            return process.wait(limit)
         except OSError as error:
             print(f"error: {error}", file=log, flush=True)
             return 127
-        try:
-            return process.wait(limit)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+            if process:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                process.wait()
 
     def status(self, tasks):
         states = {self.results[task.key]["state"] for task in tasks}
