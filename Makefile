@@ -543,9 +543,9 @@ QUICK_TESTS = $(patsubst %.c,$(BUILD)/%,$(shell grep -L -E 'Takes (1[1-9]|[2-9][
                 $(TESTS:$(BUILD)/%=%.c) | grep -v -E '_(device|emulated)\.c'))
 quick_tests: all $(QUICK_TESTS)
 
-check: check-format
+check:
 	@scripts/dependencies.sh check
-	@$(MAKE) --no-print-directory $(JOBS) quick_tests check-layers BUILD=$(BUILD)/check OPTIMISE=-O1 CUDA=0
+	@$(MAKE) --no-print-directory $(JOBS) quick_tests check-format check-layers BUILD=$(BUILD)/check OPTIMISE=-O1 CUDA=0
 	@BUILD=$(BUILD)/check $(PYTHON) test/run.py --quick $(PYTEST)
 
 check-format:
@@ -555,7 +555,7 @@ check-format:
 
 # Checks that lossynet's folders include and call only those of lower layers.
 check-layers: $(LOSSYNET:%.c=$(BUILD)/%.o)
-	@$(PYTHON) dev/check_layers.py --build $(BUILD) -- $(CC) $(CPPFLAGS)
+	@$(PYTHON) dev/check_layers.py --build $(BUILD)
 
 bench:
 	@scripts/dependencies.sh bench

@@ -4,9 +4,9 @@ llmc/README.md draw them), and that no struct of their headers has more than 15 
 
     make check-layers
 
-lossynet's includes are found by the compiler (gcc -MM), and its calls in the symbols of the objects
-(nm). llmc's includes are read in its sources, since other compilers take some of them. Structs are
-read in the headers. Each line of output is one violation. The exit status is 1 if there is one.
+lossynet's includes are read in the files that the compiler writes beside the objects (gcc -MMD), and its
+calls in the symbols of the objects (nm). llmc's includes are read in its sources, since other compilers
+take some of them. Structs are read in the headers. Each line of output is one violation. The exit status is 1 if there is one.
 """
 import argparse
 import pathlib
@@ -73,19 +73,22 @@ def may_use(user, used, name=""):
     return used == user or used in USES[user] or user in PUBLIC.get(name, ())
 
 
-def includes(source, root, compiler):
-    """The files of lossynet that the compiler reads for a source."""
-    command = [*compiler, "-MM", str(source)]
-    text = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
-    paths = map(pathlib.Path, text.replace("\\\n", " ").split(":", 1)[1].split())
+def sources_of(root):
+    return [path.relative_to(root) for path in sorted((root / "lossynet").rglob("*.c"))]
+
+
+def includes(made):
+    """The files of lossynet that the compiler read for an object. made is the file that gcc -MMD wrote; its
+    first rule is the object's."""
+    rule = made.read_text(encoding="utf-8").replace("\\\n", " ").split("\n", 1)[0]
+    paths = map(pathlib.Path, rule.split(":", 1)[1].split())
     return [path for path in paths if path.parts[0] == "lossynet"]
 
 
-def check_includes(root, compiler):
-    for source in sorted((root / "lossynet").rglob("*.c")):
-        source = source.relative_to(root)
+def check_includes(root, build):
+    for source in sources_of(root):
         user = folder_of(source)
-        for path in includes(source, root, compiler):
+        for path in includes(build / source.with_suffix(".d")):
             if not may_use(user, folder_of(path), path.name):
                 yield f"{source} includes {path}: {user or 'lossynet'} must not know it"
 
@@ -104,17 +107,20 @@ def check_llmc(root):
                 yield f"{source} includes {used}: {user} must not know it"
 
 
-def symbols(path):
-    """The names that an object defines, and the names that it needs."""
-    text = subprocess.run(["nm", "-P", str(path)], check=True, capture_output=True, text=True).stdout
-    rows = [line.split() for line in text.splitlines()]
-    return ({row[0] for row in rows if row[1] in "TDBRCVW"}, {row[0] for row in rows if row[1] == "U"})
+def symbols(sources, build):
+    """For each source, the names that its object defines, and the names that it needs."""
+    objects = {str(build / source.with_suffix(".o")): (set(), set()) for source in sources}
+    text = subprocess.run(["nm", "-P", "-A", *objects], check=True, capture_output=True, text=True).stdout
+    for line in text.splitlines():
+        file, name, kind = re.match(r"(.+): (\S+) (\S)", line).groups()
+        if kind in "TDBRCVWU":
+            objects[file][kind == "U"].add(name)
+    return dict(zip(sources, objects.values()))
 
 
 def check_calls(root, build):
     """Checks the calls in the objects of all source files."""
-    sources = [path.relative_to(root) for path in sorted((root / "lossynet").rglob("*.c"))]
-    table = {source: symbols(build / source.with_suffix(".o")) for source in sources}
+    table = symbols(sources_of(root), build)
     home = {name: source for source, (defined, _) in table.items() for name in defined}
     for source, (_, needed) in table.items():
         user = folder_of(source)
@@ -161,12 +167,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path("."))
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"),
-                        help="folder of the objects")
-    parser.add_argument("compiler", nargs="*", default=["gcc", "-I."],
-                        help="the compiler and its options, behind --")
+                        help="folder of the objects, and of the files that gcc -MMD wrote beside them")
     options = parser.parse_args()
-    compiler = options.compiler or ["gcc", "-I."]
-    found = [*check_includes(options.root, compiler), *check_calls(options.root, options.build),
+    found = [*check_includes(options.root, options.build), *check_calls(options.root, options.build),
              *check_llmc(options.root), *check_structs(options.root)]
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Runs the tests, several at the same time: six more than the machine has cores, because some tests wait
-most of the time. Those that measure rates, times or memory go ahead of the others; where that is not allowed
+"""Runs the tests, several at the same time: more than the machine has cores, because some tests wait most of
+the time. Those that measure rates, times or memory go ahead of the others; where that is not allowed
 they run afterwards, one by one.
 
     test/run.py [--quick] [PYTEST ARGUMENT]...
@@ -26,17 +26,20 @@ from priority import may_go_ahead  # pylint: disable=wrong-import-position
 
 BUILD = TESTS.parent / os.environ.get("BUILD", "build")
 TIMES = BUILD / "test_times.json"  # {test: [wall seconds, CPU seconds]}
-MOST_WORKERS = 8  # a limit, because each process makes its own fixtures
+# How many processes run tests: so many more than there are cores, and at most so many, because each makes its
+# own fixtures. The quick tests have few fixtures and are over before a seventh process has read them all.
+MORE_THAN_CORES = {"quick": 4, "not alone": 6}
+MOST_WORKERS = 8
 NOTHING_COLLECTED = 5
 
 
-def parallel():
+def parallel(selection):
     """The arguments that let pytest-xdist run groups of tests at once."""
     try:
         import xdist.plugin  # pylint: disable=import-outside-toplevel
     except ImportError:
         return []
-    workers = min(len(os.sched_getaffinity(0)) + 6, MOST_WORKERS)
+    workers = min(len(os.sched_getaffinity(0)) + MORE_THAN_CORES[selection], MOST_WORKERS)
     # Groups start in the order of conftest.py, the longest first. Newer releases of xdist would
     # otherwise reorder them.
     order = "--no-loadscope-reorder"
@@ -95,8 +98,9 @@ def main(arguments):
     if "--times" in arguments:
         print_times()
         return 0
-    parts = [("quick", parallel())] if "--quick" in arguments else [("not alone", parallel())]
-    if "--quick" not in arguments and not may_go_ahead():
+    first = "quick" if "--quick" in arguments else "not alone"
+    parts = [(first, parallel(first))]
+    if first != "quick" and not may_go_ahead():
         parts.append(("alone", []))
     more = [argument for argument in arguments if argument != "--quick"]
     done = [run(selection, [*options, *more]) for selection, options in parts]
