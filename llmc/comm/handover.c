@@ -9,7 +9,7 @@
 #include "llmc/backend/host_vector.h"
 
 static void *take_memory(size_t count, size_t bytes) {
-    void *memory = calloc(count ? count : 1, bytes);
+    void *memory = calloc(count ? count : 1, bytes ? bytes : 1);
     if (!memory) log_out_of_memory("what ranks hand over", (double)count * (double)bytes);
     return memory;
 }
@@ -211,7 +211,7 @@ static int add_piece(struct giving *g, struct run piece) {
         last->count += piece.count;
         return 0;
     }
-    if (g->pieces == g->room) {
+    if (!g->piece || g->pieces == g->room) {
         const size_t room = 2 * g->room + 64;
         struct run *more = realloc(g->piece, room * sizeof *more);
         if (!more) return log_out_of_memory("what ranks hand over", (double)(room * sizeof *more));
@@ -491,7 +491,7 @@ int handover_give(const struct handover *h, struct data_parallel *d, struct hand
                   struct handover_report *report) {
     struct giving g = {.h = h, .d = d};
     int failed = hear_claims(&g, h, place, report);
-    if (!failed && report->survivors) failed = give(&g, report);
+    if (!failed && g.holder) failed = give(&g, report);
     free(g.claim);
     free(g.holder);
     free(g.square);

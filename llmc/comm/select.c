@@ -89,7 +89,7 @@ static int find_device(const struct options *o, const struct llama_config *c,
         snprintf(mine->details, sizeof mine->details, "%s", out->backend->details);
     }
     if (lossynet_bootstrap_gather(world, all, sizeof *all)) return -1;
-    if (mine->on_device &&
+    if (out->backend &&
         !fits(o, c, run, out->backend, count_sharing(all, world), mine->why, sizeof mine->why))
         mine->on_device = false;
     mine->failed = o->device == DEVICE_CUDA && !mine->on_device;

@@ -135,8 +135,8 @@ const uint8_t *ln_arrivals_answer(struct lossynet_comm *comm, int rank, bool mak
 }
 
 /* Asks late ranks for their parts. If nothing was sent to a rank, its bits are 0. */
-static lossynet_status ask(struct lossynet_comm *comm, uint8_t *in, const size_t *offset) {
-    uint8_t *came = comm->arrivals.acks.came;
+static lossynet_status ask(struct lossynet_comm *comm, uint8_t *in, const size_t *offset,
+                           uint8_t *came) {
     lossynet_status status = ln_transport_ask(comm->transport, in, offset, came);
     for (int r = 0; r < comm->world.ranks; r++)
         if (came[r] == LOSSYNET_NOTHING_SENT) memset(in + offset[r], 0, offset[r + 1] - offset[r]);
@@ -200,21 +200,21 @@ lossynet_status ln_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_pha
     const size_t *out_offset = own ? acks->own_offset : acks->other_offset;
     const size_t *in_offset = own ? acks->other_offset : acks->own_offset;
     const int rank = comm->world.rank;
-    const bool asks = acks->came && own && comm->feedback.unconfirmed.on && !again;
+    uint8_t *const came = acks->came;
+    const bool asks = came && own && comm->feedback.unconfirmed.on && !again;
     if (asks) ln_transport_acknowledges(comm->transport, false);
     for (int r = 0; r < comm->world.ranks; r++) write_bits(comm, phase, r, out + out_offset[r]);
     if (asks) ln_transport_acknowledges(comm->transport, true);
     memcpy(in + in_offset[rank], out + out_offset[rank], out_offset[rank + 1] - out_offset[rank]);
     if (comm->transport) {
         lossynet_status status =
-            acks->came ? ln_transport_swap_pulse(comm->transport, out, out_offset, in, in_offset,
-                                                 acks->came)
-                       : ln_transport_swap(comm->transport, out, out_offset, in, in_offset);
-        if (!status && asks) status = ask(comm, in, in_offset);
+            came ? ln_transport_swap_pulse(comm->transport, out, out_offset, in, in_offset, came)
+                 : ln_transport_swap(comm->transport, out, out_offset, in, in_offset);
+        if (!status && asks) status = ask(comm, in, in_offset, came);
         if (status) return status;
     }
     for (int r = 0; r < comm->world.ranks; r++)
-        read_bits(comm, phase, r, acks->came ? acks->came[r] : true, in + in_offset[r]);
+        read_bits(comm, phase, r, came ? came[r] : true, in + in_offset[r]);
     for (int v = 0; own && v < comm->workers.local; v++) fill_delivered(comm, v);
     return LOSSYNET_OK;
 }

@@ -20,7 +20,7 @@
 
 lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossynet_shard *shard) {
     const size_t shards = (size_t)comm->workers.local * (size_t)comm->partition.buckets;
-    bool complete = shard != NULL;
+    bool complete = shard && shards > 0;
     for (size_t i = 0; complete && i < shards; i++) complete = shard[i].average && shard[i].value;
     if (!complete)
         ln_log_at(&comm->resources.log,
