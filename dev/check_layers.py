@@ -6,7 +6,8 @@ llmc/README.md draw them), and that no struct of their headers has more than 15 
 
 lossynet's includes are read in the files that the compiler writes beside the objects (gcc -MMD), and its
 calls in the symbols of the objects (nm). llmc's includes are read in its sources, since other compilers
-take some of them. Structs are read in the headers. Each line of output is one violation. The exit status is 1 if there is one.
+take some of them. Structs are read in the headers. Each line of output is one violation. The exit status
+is 1 if there is one.
 """
 import argparse
 import pathlib
