@@ -167,10 +167,10 @@ static const struct option_entry table[] = {
     INTEGERS_OR_AUTO(
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
-        "parameters. One number is for both. auto: where more than 7% is lost, until at most 3% of "
-        "the gradients stay lost (0.25% with --carry 0), in five rounds at most, and with "
-        "--wire-dtype int8 or smaller until at most 22% of the parameters do, in two. Algorithm "
-        "lossy"),
+        "parameters. One number is for both. auto: where more than 7% is lost, until at most 1.25% "
+        "of the gradients stay lost (0.25% with --carry 0), in five rounds at most, and with "
+        "--wire-dtype int8 or smaller, where more than 22% is lost, until at most 10% of the "
+        "parameters do, in two. Algorithm lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of smaller types as much as "

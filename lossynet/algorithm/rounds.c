@@ -1,8 +1,8 @@
 /* rounds.c — how many rounds of retransmission the measured loss asks for.
  *
  * Perplexity does not suffer where few gradients and not too many parameters stay lost
- * (scripts/sweeps/results.md). So where more than FEW packets are lost, a phase has the smallest
- * number of rounds r, at most `most`, after which at most `enough` of its packets stay lost,
+ * (scripts/sweeps/results.md). So where more than `few` of a phase's packets are lost, it has the
+ * smallest number of rounds r, at most `most`, after which at most `enough` of them stay lost,
  * p^(r+1) <= enough, and no round for which the budget leaves nothing. Where little is lost there
  * is no round, and a step has no round trip more. More parameters than gradients may stay lost: who
  * misses some goes on with older ones, which owners that lead make up for (lead.c). Gradients that
@@ -25,14 +25,13 @@
 
 #include <math.h>
 
-static const double FEW = 1 / 15.0;
 struct limits {
-    double enough;
+    double few, enough;
     int most;
 };
-static const struct limits GRADIENTS = {1 / 400.0, LOSSYNET_ROUNDS_MOST};
-static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 36.0, LOSSYNET_ROUNDS_MOST};
-static const struct limits PARAMETERS = {0.22, 2};
+static const struct limits GRADIENTS = {1 / 15.0, 1 / 400.0, LOSSYNET_ROUNDS_MOST};
+static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 15.0, 1 / 80.0, LOSSYNET_ROUNDS_MOST};
+static const struct limits PARAMETERS = {0.22, 0.1, 2};
 static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
 
 void lossynet_rounds_expect(int rounds, double p, double budget, double *again, double *left) {
@@ -50,7 +49,7 @@ int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error
                                   : error_feedback            ? &GRADIENTS_THAT_COME_LATER
                                                               : &GRADIENTS;
     int rounds = 0;
-    if (p <= FEW) return 0;
+    if (p <= limits->few) return 0;
     for (; rounds < limits->most; rounds++) {
         double again, left;
         lossynet_rounds_expect(rounds, p, budget, &again, &left);

@@ -2,15 +2,15 @@
 the type in which it does (llmc/comm/settings.c)."""
 import math
 
-FEW = 1 / 15                                    # no round up to so much lost
-GRADIENTS, PARAMETERS = (1 / 36, 5), (0.22, 2)  # else until at most so much of the phase stays lost; at most so many
+# No round up to so much lost; else until at most so much of the phase stays lost; at most so many.
+GRADIENTS, PARAMETERS = (1 / 15, 1 / 80, 5), (0.22, 0.1, 2)
 
 
 def sent_again(loss, budget=math.inf, limits=GRADIENTS):
     """The share of a phase's packets that rounds send, and the number of rounds (lossynet_rounds_at)."""
     left, again, rounds = loss, 0.0, 0
-    enough, most = limits
-    while loss > FEW and left > enough and rounds < most and again < budget:
+    few, enough, most = limits
+    while loss > few and left > enough and rounds < most and again < budget:
         more = min(left, budget - again)
         left, again, rounds = left - more * (1 - loss), again + more, rounds + 1
     return again, rounds

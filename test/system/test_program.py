@@ -282,12 +282,12 @@ def test_the_default_is_short_for_options(data, tmp_path):
 
 @pytest.mark.parametrize("rate, options, sent, left", [
     (0.05, {}, 0, (0.05, 0.05)), (0.1, {}, 0.05, (0.01, 0.1)), (0.2, {}, 0.12, (0.008, 0.2)),
-    (0.4, {}, 0.512, (0.0256, 0.16)), (0.6, {}, 1.172, (0.0467, 0.216)),
-    (0.4, {"wire_dtype": "int8"}, 0.512, (0.0256, 0.16)),
+    (0.4, {}, 0.605, (0.01024, 0.064)), (0.6, {}, 1.172, (0.0467, 0.216)),
+    (0.4, {"wire_dtype": "int8"}, 0.605, (0.01024, 0.064)),
     (0.6, {"wire_dtype": "int8"}, 0.94, (0.224, 0.224)),  # as many bytes as bf16 without rounds
     (0.2, {"wire_dtype": "float32"}, 0.1, (0.04, 0.2)),
     (0.4, {"wire_dtype": "bf16"}, 0.1, (0.28, 0.4)),  # the budget allows half of it
-    (0.4, {"wire_dtype": "float32", "repair_budget": 0}, 0.312, (0.0256, 0.4)),
+    (0.4, {"wire_dtype": "float32", "repair_budget": 0}, 0.325, (0.01024, 0.4)),
 ], ids=str)
 def test_rounds_follow_the_loss(data, tmp_path, rate, options, sent, left):
     """sent: more traffic than without rounds. left: the loss rates of gradients and parameters after them."""
