@@ -16,10 +16,11 @@ import types
 import numpy as np
 import pytest
 
-from program import BUILD, ROOT, environment_of, events, markov_files
+from program import BUILD, ROOT, environment_of, events, markov_files, planned_memory, succeed
 
 sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
+sweep_rounds = importlib.import_module("sweep_rounds")
 sweep_settings = importlib.import_module("sweep_settings")
 
 pytestmark = pytest.mark.takes(40)
@@ -403,6 +404,17 @@ def test_the_step_tax_has_an_interval_over_seeds():
     assert row["tax_interval"] == pytest.approx(0.2484, abs=1e-4)  # as in test_interval_of_few_values
     assert "| 20% | 25% |" in sweep_report.as_markdown([row | {
         "gradient_loss_rate": None, "drift": None, "drift_expected": None, "drift_paper": None}])
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+def test_the_default_of_the_tables_is_the_default_of_the_program(rate):
+    """sweep_rounds.py says again in Python what lossynet/algorithm/rounds.c and llmc/comm/settings.c say in C."""
+    shown = succeed("--dry-run", "--model=7B", "--workers=8", "--device=cpu", f"--loss-rate={rate}").stdout
+    sent = planned_memory(shown)
+    assert f"Sent per worker and step, as {sweep_report.default_at(rate).get('wire-dtype', 'float32')};" in shown
+    again = sum(sent[phase] * sweep_rounds.sent_again(rate, limits=limits)[0] for phase, limits in
+                (("gradient phase", sweep_rounds.GRADIENTS), ("parameter phase", sweep_rounds.PARAMETERS)))
+    assert sent.get("sent again", 0) == pytest.approx(again, abs=0.002)
 
 
 def test_cost_curves_are_those_of_the_rules(data, tmp_path):
