@@ -481,7 +481,9 @@ static void check_classifier(int N, int C, int V, double size, double float32, d
                      bfloat16);
         assert_close(&dx, large ? "classifier: dx, large" : "classifier: dx", float32,
                      4 * bfloat16);
-        assert_close(&dw, large ? "classifier: dw, large" : "classifier: dw", float32,
+        /* Where most rows of dw are small and a target's is not, a sum of float32 in the order of
+         * its terms, with exact factors, is off by up to 4.4e-6 of an element (300 x 16 x 9000). */
+        assert_close(&dw, large ? "classifier: dw, large" : "classifier: dw", 2 * float32,
                      8 * bfloat16);
         struct problem p = {.N = N, .C = C, .O = V, .targets = targets.host, .x = &x, .w = &w};
         if (differences && !accumulate) {

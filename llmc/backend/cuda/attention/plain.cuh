@@ -94,8 +94,13 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     if (lane == 0) log_sum_exp[row] = all.largest + logf(all.sum);
 }
 
-/* One block per token and head of out (rows, H, D), whose row 0 is token `first` of qkv. Shared
- * memory: the query, and the warps' parts. */
+/* The shared memory of plain_continue_kernel: the query, then the warps' parts. The compiler reads the
+ * query by 16 bytes, beyond its end if 4 does not divide D, and parts are written meanwhile. */
+__host__ __device__ static inline int plain_parts_at(int D) {
+    return 4 * (int)ceil_div(D, 4);
+}
+
+/* One block per token and head of out (rows, H, D), whose row 0 is token `first` of qkv. */
 template <typename T>
 __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     plain_continue_kernel(T *out, const T *qkv, int first, int H, int K, int D, float scale) {
@@ -103,7 +108,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     const int warp = threadIdx.x / 32, t = first + blockIdx.x / H, h = blockIdx.x % H;
     const size_t stride = (size_t)(H + 2 * K) * D;
     const T *q = qkv + t * stride + h * D, *k = qkv + (H + h / (H / K)) * D, *v = k + K * D;
-    float *query = (float *)dynamic_shared(), *parts = query + D;
+    float *query = (float *)dynamic_shared(), *parts = query + plain_parts_at(D);
     for (int d = threadIdx.x; d < D; d += PLAIN_THREADS) query[d] = to_float(q[d]);
     __syncthreads();
     const struct plain_part part =
@@ -206,8 +211,9 @@ void plain_forward_launch(T *out, float *log_sum_exp, const T *qkv, int B, int l
 template <typename T>
 void plain_continue_launch(T *out, const T *qkv, int first, int rows, int H, int K, int D,
                            cudaStream_t stream) {
-    launch(plain_continue_kernel<T>, rows * H, PLAIN_THREADS, (1 + PLAIN_WARPS) * D * sizeof(float),
-           stream, out, qkv, first, H, K, D, 1 / sqrtf((float)D));
+    launch(plain_continue_kernel<T>, rows * H, PLAIN_THREADS,
+           (plain_parts_at(D) + PLAIN_WARPS * D) * sizeof(float), stream, out, qkv, first, H, K, D,
+           1 / sqrtf((float)D));
 }
 
 template <typename T>
