@@ -92,10 +92,10 @@ static bool link_is_the_limit(const struct options *o, bool gpu) {
 }
 
 /* int8 costs no perplexity that can be measured (lossynet/partition/wire_dtypes.md), and has half
- * the bytes of bf16. So it pays for sending lost packets of both phases again. Where so much is
- * lost that this does not suffice, gradients are int6. */
+ * the bytes of bf16. So it pays for sending lost packets again. Where parameters are sent again,
+ * too, gradients are int6. */
 static int wire_that_pays(const double lost[2]) {
-    return lost[LOSSYNET_GRADIENT] > 1 / 3.0 ? OPTION_WIRE_INT6 : OPTION_WIRE_INT8;
+    return lost[LOSSYNET_GRADIENT] > 0.12 ? OPTION_WIRE_INT6 : OPTION_WIRE_INT8;
 }
 
 void comm_choose_wire(struct options *o) {

@@ -169,8 +169,8 @@ static const struct option_entry table[] = {
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
         "parameters. One number is for both. auto: where more than 7% is lost, until at most 1.25% "
         "of the gradients stay lost (0.25% with --carry 0), in five rounds at most, and with "
-        "--wire-dtype int8 or smaller, where more than 22% is lost, until at most 10% of the "
-        "parameters do, in two. Algorithm lossy"),
+        "--wire-dtype int8 or smaller until at most 12% of the parameters do, in two. Algorithm "
+        "lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of smaller types as much as "
@@ -196,7 +196,7 @@ static const struct option_entry table[] = {
         "bytes. int8: a quarter, in blocks of 32 with a scale. int6, int4: a fifth or an eighth "
         "for gradients, and int8 for parameters. auto: int8 where --loss-rate is so high that "
         "--repair auto sends packets again, which int8 pays for, and where at --link-gbps packets "
-        "of bf16 would take longer than computing; int6 where more than a third is lost; else bf16 "
+        "of bf16 would take longer than computing; int6 where more than 12% is lost; else bf16 "
         "on a GPU that computes in it, else float32. The first lines of a run say which. "
         "Algorithms lossy and reliable"),
     STRING("interface", interface, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "NAME",

@@ -3,7 +3,7 @@ the type in which it does (llmc/comm/settings.c)."""
 import math
 
 # No round up to so much lost; else until at most so much of the phase stays lost; at most so many.
-GRADIENTS, PARAMETERS = (1 / 15, 1 / 80, 5), (0.22, 0.1, 2)
+GRADIENTS, PARAMETERS = (1 / 15, 1 / 80, 5), (0.12, 0.12, 2)
 
 
 def sent_again(loss, budget=math.inf, limits=GRADIENTS):
@@ -17,4 +17,4 @@ def sent_again(loss, budget=math.inf, limits=GRADIENTS):
 
 
 def wire_that_pays(loss):
-    return "int6" if loss > 1 / 3 else "int8"
+    return "int6" if loss > 0.12 else "int8"

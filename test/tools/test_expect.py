@@ -37,7 +37,7 @@ def run(*words):
 
 @pytest.fixture
 def results(tmp_path):
-    ours = {"lead": "auto", "carry": 1, "wire-dtype": "int8", "gradient-repair": 2, "parameter-repair": 0}
+    ours = {"lead": "auto", "carry": 1, "wire-dtype": "int6", "gradient-repair": 2, "parameter-repair": 1}
     lines = []
     for seed, plain in ((1, 40.0), (2, 50.0)):
         lines += [result("base", 20.0, seed, algorithm="reliable", curve=CURVE),

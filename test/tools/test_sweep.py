@@ -428,8 +428,9 @@ title = All rules
 seed = 1 2
 against = loss-rate=0 wire-dtype=auto plain=no lead=off carry=0 repair=0,0 repair-budget=0
 loss-rate/wire-dtype/plain/lead/carry/repair/repair-budget = 0/auto/no/off/0/0,0/0 """ +
-                 " ".join(f"{rate}/{rule}" for rate, rounds in ((0.1, "1,0"), (0.3, "3,1")) for rule in
-                          ("auto/no/off/0/0,0/0", "auto/no/auto/0/0,0/0", f"int8/no/auto/1/{rounds}/0",
+                 " ".join(f"{rate}/{rule}" for rate, wire, rounds in ((0.1, "int8", "1,0"), (0.3, "int6", "3,1"))
+                          for rule in
+                          ("auto/no/off/0/0,0/0", "auto/no/auto/0/0,0/0", f"{wire}/no/auto/1/{rounds}/0",
                            "auto/no/auto/1/0,0/0")) +
                  " 0.2/auto/no/auto/auto/auto/auto 0.2/auto/yes/off/0/0,0/0\n", data)
     settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
