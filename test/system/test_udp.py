@@ -300,7 +300,7 @@ def test_a_network_that_loses_much_is_named(hosts, data, tmp_path):
         done = hosts.mpirun(PROGRAM, *options(data, tmp_path / f"{lost}{len(changes)}", steps=51, peer_timeout=60,
                                               packet_bytes=1440, **changes), timeout=TIMEOUT)
         assert done.returncode == 0, done.stdout + done.stderr
-        return re.findall(r"note: (\d+)% of packets are lost: --wire-dtype int8 leaves", done.stdout)
+        return re.findall(r"note: (\d+)% of packets are lost: --wire-dtype int6 leaves", done.stdout)
 
     (rate,) = notes(20)
     assert int(rate) == pytest.approx(20, abs=2)
