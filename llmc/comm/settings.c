@@ -92,10 +92,12 @@ static bool link_is_the_limit(const struct options *o, bool gpu) {
 }
 
 /* int8 costs no perplexity that can be measured (lossynet/partition/wire_dtypes.md), and has half
- * the bytes of bf16. So it pays for sending lost packets again. Where parameters are sent again,
- * too, gradients are int6. */
+ * the bytes of bf16. So it pays for sending lost packets again. Gradients are int6 where so many
+ * are lost that parameters would be sent again, too, at this rate. */
 static int wire_that_pays(const double lost[2]) {
-    return lost[LOSSYNET_GRADIENT] > 0.12 ? OPTION_WIRE_INT6 : OPTION_WIRE_INT8;
+    return lossynet_rounds_at(LOSSYNET_PARAMETER, lost[LOSSYNET_GRADIENT], 0, false) > 0
+               ? OPTION_WIRE_INT6
+               : OPTION_WIRE_INT8;
 }
 
 void comm_choose_wire(struct options *o) {

@@ -31,6 +31,7 @@ struct limits {
 };
 static const struct limits GRADIENTS = {1 / 15.0, 1 / 400.0, LOSSYNET_ROUNDS_MOST};
 static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 15.0, 1 / 80.0, LOSSYNET_ROUNDS_MOST};
+/* Not 0.1: what is measured where 10% is lost goes up and down across it. */
 static const struct limits PARAMETERS = {0.12, 0.12, 2};
 static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
 

@@ -17,4 +17,4 @@ def sent_again(loss, budget=math.inf, limits=GRADIENTS):
 
 
 def wire_that_pays(loss):
-    return "int6" if loss > 0.12 else "int8"
+    return "int6" if loss > PARAMETERS[0] else "int8"

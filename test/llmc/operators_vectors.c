@@ -65,8 +65,8 @@ void test_sum_of_squares(void **state) {
         if (too_large(sizes[s])) continue;
         struct array x = array_random(sizes[s], 1, FLOAT32);
         double got = subject.backend->sum_of_squares(x.value, x.n);
-        long double sum =
-            0; /* one after the other, in double: off by 1e-12 itself with 20 million */
+        /* 20 million squares, added one after the other in double, would be off by 1e-12. */
+        long double sum = 0;
         for (size_t i = 0; i < x.n; i++) sum += (long double)x.reference[i] * x.reference[i];
         if (!(fabsl(got - sum) <= 1e-13L * sum)) fail_msg("%zu: %.17g, not %.17Lg", x.n, got, sum);
         /* Of several parts at once, to the last bit. */

@@ -21,7 +21,7 @@ make, and needs PyTorch only for the comparison. Nothing is downloaded. The part
                every kernel
     races      compute-sanitizer's racecheck on attention, whose kernels share most memory
     pytorch    the same in PyTorch; then further shapes of our steps, and cuBLASLt's other algorithms
-    lossy      8 and 16 workers on the GPU at 0, 10, 20 and 40% loss
+    lossy      8 and 16 workers on the GPU at 0, 20 and 40% loss, with --plain and by default
     variants   the first of the training steps with --tune, with --dtype fp8 and with --attention cudnn, and
                attention by cuDNN; whether the same algorithms give the same bits
     sanitizer  compute-sanitizer on the operator tests
