@@ -94,6 +94,9 @@ struct lossynet_loss_settings {
                               MEAN >= 1. Rates: up to MEAN / (MEAN + 1), and 1.
                           "outage:MEAN": a directed link is down for whole steps, in both phases,
                               for MEAN >= 1 steps on average. Rates: as for bursts.
+                              "outage:MEAN:sender", "outage:MEAN:receiver": all links from, or to,
+                              a worker are down together. "outage:MEAN:PATHS": each link has PATHS
+                              paths (2 to 64), which are down independently of one another.
                           "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost); white space
                               and lines from # on are ignored. Each directed link starts to read at
                               its own place, and at the end goes on at the start. `rate` is ignored,

@@ -15,6 +15,9 @@
 
 enum ln_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE, LOSS_REPLAY };
 
+/* Which links an outage takes down together: one, all from a worker, or all to a worker. */
+enum ln_loss_fate { FATE_LINK, FATE_SENDER, FATE_RECEIVER };
+
 struct ln_loss_replay; /* opaque: a recorded run */
 
 struct ln_loss_at {       /* links with a rate of their own */
@@ -26,8 +29,10 @@ struct ln_loss {
     enum ln_loss_model model;
     uint64_t seed;
     double rate[2];
-    double mean_run; /* mean length of a run of losses: burst in packets, outage in steps */
-    uint8_t *trace;  /* 1 = arrives */
+    double mean_run;        /* mean length of a run of losses: burst in packets, outage in steps */
+    enum ln_loss_fate fate; /* outage */
+    int paths;              /* outage: independent paths of a link; packets leave on path 0 */
+    uint8_t *trace;         /* 1 = arrives */
     size_t trace_length;
     struct ln_loss_replay *replay;
     struct ln_loss_at *at; /* [at_count] */
@@ -45,6 +50,11 @@ void ln_loss_close(struct ln_loss *loss);
  * the function remembers the link's state (loss_model.c). It only saves time; NULL is fine. */
 void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
                   int receiver, size_t n, uint64_t *chain, uint8_t *arrived);
+
+/* Whether path `path` of a link is down in this step and phase: everything on it is lost, in rounds of
+ * retransmission, too. Other models than "outage" only have links that are always down, with rate 1. */
+bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
+                     int receiver, int path);
 
 /* The loss rate that is injected on average over the links between `workers` workers. 0 for models
  * "trace" and "replay", whose rates are in their files. */

@@ -27,10 +27,14 @@
  * outage:MEAN  A link is down for whole steps, for MEAN steps on average, and loses nothing in
  * other
  *     steps. It is the same chain with steps instead of packets, so p <= MEAN / (MEAN + 1) again.
+ *     What shares a fate has the same random numbers. "outage:MEAN:sender": all links from a
+ *     worker, as if its way into the network were down. "outage:MEAN:receiver": all links to a
+ *     worker. "outage:MEAN:PATHS": nothing; each link has PATHS paths through the network, which
+ *     are down independently of one another. Packets leave on the first path.
  *     Both phases of a step use the same number u, so an outage drops what the sender sends in
  *     both. If the phases' rates differ (and MEAN >= 1/(1-p)), the phase with the lower rate is
  *     down only while the other one is. The opposite direction is independent. Packets sent again
- *     in the same step are lost again (retransmit.c). A packet's age is 0 with probability 1-p, and
+ *     on the same path in the same step are lost again. A packet's age is 0 with probability 1-p, and
  *     k > 0 with p (1-s) s^(k-1), s = 1 - 1/MEAN; drift.c derives the drift from this.
  *
  * trace:FILE  Links read the file in a circle. Each link starts at its own place, and continues
@@ -184,8 +188,11 @@ double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int worker
 void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
                   int receiver, size_t n, uint64_t *chain, uint8_t *arrived) {
     if (n == 0) return;
-    const struct directed link = {loss, loss->model == LOSS_OUTAGE ? LOSSYNET_GRADIENT : phase,
-                                  sender, receiver, link_rate(loss, phase, sender, receiver)};
+    const bool outage = loss->model == LOSS_OUTAGE;
+    const struct directed link = {loss, outage ? LOSSYNET_GRADIENT : phase,
+                                  outage && loss->fate == FATE_RECEIVER ? receiver : sender,
+                                  outage && loss->fate == FATE_SENDER ? sender : receiver,
+                                  link_rate(loss, phase, sender, receiver)};
     if (loss->model == LOSS_REPLAY)
         ln_loss_replay_mask(loss->replay, phase, step, sender, receiver, n, arrived);
     else if (link.rate <= 0)
@@ -202,6 +209,17 @@ void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t ste
         mask_bernoulli(&link, step, n, arrived);
 }
 
+bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
+                     int receiver, int path) {
+    if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY) return false;
+    if (loss->model != LOSS_OUTAGE) return link_rate(loss, phase, sender, receiver) >= 1;
+    struct ln_loss of_path = *loss;
+    if (path > 0) of_path.seed = ln_mix(loss->seed + (uint64_t)path);
+    uint8_t up;
+    ln_loss_mask(&of_path, phase, step, sender, receiver, 1, NULL, &up);
+    return !up;
+}
+
 uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
     uint64_t hash = ln_mix(loss->seed);
     hash = ln_mix(hash ^ (uint64_t)loss->model);
@@ -211,6 +229,8 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
         memcpy(&bits, &numbers[i], sizeof bits);
         hash = ln_mix(hash ^ bits);
     }
+    if (loss->fate != FATE_LINK || loss->paths > 1)
+        hash = ln_mix(hash ^ (uint64_t)loss->fate << 32 ^ (uint64_t)loss->paths);
     for (int i = 0; i < loss->at_count; i++) {
         uint64_t bits;
         memcpy(&bits, &loss->at[i].rate, sizeof bits);
@@ -285,18 +305,39 @@ static lossynet_status chain_check(const struct ln_loss *loss, double rate, cons
     return LOSSYNET_INVALID;
 }
 
+enum { PATHS_MOST = 64 };
+
+/* Parses what follows outage:MEAN: sender, receiver, or a number of paths. */
+static bool fate_parse(struct ln_loss *loss, const char *text) {
+    char *end;
+    const long paths = strtol(text, &end, 10);
+    if (strcmp(text, "sender") == 0) loss->fate = FATE_SENDER;
+    if (strcmp(text, "receiver") == 0) loss->fate = FATE_RECEIVER;
+    if (loss->fate != FATE_LINK) return true;
+    loss->paths = (int)paths;
+    return *text >= '0' && *text <= '9' && !*end && paths >= 2 && paths <= PATHS_MOST;
+}
+
 /* Parses MEAN of a model NAME:MEAN. */
 static lossynet_status chain_parse(struct ln_loss *loss, const char *model, char *why,
                                    size_t why_size) {
     const char *text = strchr(model, ':') + 1;
     char *end;
     double mean = strtod(text, &end);
-    if (end == text || *end || !(mean >= 1 && mean <= 1e6)) {
+    const bool shared = loss->model == LOSS_OUTAGE && end != text && *end == ':';
+    if (end == text || (*end && !shared) || !(mean >= 1 && mean <= 1e6)) {
         snprintf(why, why_size,
                  "loss model %s: the mean run length must be a number from 1 to 1000000", model);
         return LOSSYNET_INVALID;
     }
     loss->mean_run = mean;
+    if (shared && !fate_parse(loss, end + 1)) {
+        snprintf(
+            why, why_size,
+            "loss model %s: \"%s\": expected sender, receiver, or a number of paths from 2 to %d",
+            model, end + 1, PATHS_MOST);
+        return LOSSYNET_INVALID;
+    }
     lossynet_status status = LOSSYNET_OK;
     for (int phase = 0; phase < 2 && !status; phase++)
         status = chain_check(loss, loss->rate[phase], phase_name[phase], why, why_size);
@@ -392,15 +433,15 @@ static lossynet_status model_parse(struct ln_loss *loss, const char *model, char
         return ln_loss_replay_open(model + 7, &loss->replay, why, why_size);
     }
     snprintf(why, why_size,
-             "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS, "
-             "trace:FILE or replay:FILE",
+             "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS "
+             "(:sender, :receiver or :PATHS), trace:FILE or replay:FILE",
              model);
     return LOSSYNET_INVALID;
 }
 
 lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
                              char *why, size_t why_size) {
-    *loss = (struct ln_loss){.seed = settings->seed};
+    *loss = (struct ln_loss){.seed = settings->seed, .paths = 1};
     for (int phase = 0; phase < 2; phase++) {
         loss->rate[phase] = settings->rate[phase];
         if (!(settings->rate[phase] >= 0 && settings->rate[phase] <= 1)) {

@@ -104,6 +104,59 @@ static void test_outages_with_unlike_rates(void **state) {
     }
 }
 
+/* How often links a-b and c-d are down together, over many steps of outages a fifth of the time. */
+static double down_together(const char *model, int a, int b, int c, int d) {
+    struct ln_loss loss = open_loss(0.2, 0.2, model, NULL);
+    int together = 0, first = 0;
+    uint64_t chain[2] = {0};
+    for (uint64_t step = 0; step < 20000; step++) {
+        const bool down = !up(&loss, LOSSYNET_GRADIENT, step, a, b, &chain[0]);
+        first += down;
+        together += !up(&loss, LOSSYNET_PARAMETER, step, c, d, &chain[1]) && down;
+    }
+    assert_close(first / 20000.0, 0.2, 0.04);
+    return together / (double)first;
+}
+
+/* Links of one sender or of one receiver are always down together, and others as often as chance
+ * has it. */
+static void test_outages_that_share_a_fate(void **state) {
+    (void)state;
+    const struct {
+        const char *model;
+        double from, to, other; /* P(down | down) of links from one worker, to one, and unlike */
+    } cases[] = {{"outage:5", 0.2, 0.2, 0.2},
+                 {"outage:5:sender", 1, 0.2, 0.2},
+                 {"outage:5:receiver", 0.2, 1, 0.2}};
+    for (int i = 0; i < 3; i++) {
+        assert_close(down_together(cases[i].model, 1, 2, 1, 5), cases[i].from, 0.06);
+        assert_close(down_together(cases[i].model, 1, 2, 5, 2), cases[i].to, 0.06);
+        assert_close(down_together(cases[i].model, 1, 2, 2, 1), cases[i].other, 0.06);
+    }
+}
+
+/* Paths of a link are down independently of one another. Packets leave on the first, whose losses
+ * are those of a link with one path. */
+static void test_outages_of_paths(void **state) {
+    (void)state;
+    struct ln_loss loss = open_loss(0.2, 0.2, "outage:5:3", NULL);
+    struct ln_loss one = open_loss(0.2, 0.2, "outage:5", NULL);
+    struct ln_loss burst = open_loss(0.2, 0.2, "burst:5", "1-2=1");
+    int down[3] = {0}, both = 0;
+    for (uint64_t step = 0; step < 5000; step++) {
+        bool is[3];
+        for (int path = 0; path < 3; path++)
+            down[path] += is[path] = ln_loss_is_down(&loss, LOSSYNET_GRADIENT, step, 1, 2, path);
+        both += is[1] && is[2];
+        assert_int_equal(is[0], !up(&loss, LOSSYNET_PARAMETER, step, 1, 2, NULL));
+        assert_int_equal(is[0], ln_loss_is_down(&one, LOSSYNET_PARAMETER, step, 1, 2, 0));
+        assert_false(ln_loss_is_down(&burst, LOSSYNET_GRADIENT, step, 2, 1, 0));
+        assert_true(ln_loss_is_down(&burst, LOSSYNET_GRADIENT, step, 1, 2, 0));
+    }
+    for (int path = 0; path < 3; path++) assert_close(down[path] / 5000.0, 0.2, 0.08);
+    assert_close(both / 5000.0, 0.04, 0.03);
+}
+
 /* ---- a comm: what arrives, link by link ---- */
 
 enum { WORKERS = 8, ELEMENTS = 8 * 640 }; /* 40 packets of 16 elements for each owner */
@@ -267,6 +320,12 @@ static void test_check(void **state) {
         {"outage:0.5", NULL, "outage:0.5: the mean run length must be a number from 1", 0},
         {"outage:", NULL, "the mean run length must be", 0},
         {"outage", NULL, "\"outage\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN", 0},
+        {"outage:5:", NULL, "outage:5:: \"\": expected sender, receiver, or a number of paths", 0},
+        {"outage:5:1", NULL, "\"1\": expected sender, receiver, or a number of paths from 2", 0},
+        {"outage:5:sender:2", NULL, "\"sender:2\": expected sender, receiver, or a number", 0},
+        {"outage:5:2x", NULL, "\"2x\": expected sender", 0},
+        {"outage:5:-2", NULL, "\"-2\": expected sender", 0},
+        {"burst:5:2", NULL, "burst:5:2: the mean run length must be a number", 0},
         {"outage:1", NULL, "outage:1 loses at most 0.5 of the packets, the gradient loss rate",
          0.6},
         {"bernoulli", "3", "'3': expected WORKER=RATE or SENDER-RECEIVER=RATE", 0},
@@ -321,10 +380,11 @@ static void test_fingerprint(void **state) {
     (void)state;
     const char *const at[] = {NULL,      "1=0.5",   "1=0.25",     "2=0.5",
                               "2-1=0.5", "1-2=0.5", "1=0.5,2=0.5"};
-    const char *const models[] = {"bernoulli", "burst:5", "outage:5", "outage:6"};
-    uint64_t seen[28];
-    for (size_t i = 0; i < 28; i++) {
-        struct ln_loss loss = open_loss(0.1, 0.1, models[i % 4], at[i / 4]);
+    const char *const models[] = {"bernoulli",         "burst:5",    "outage:5",  "outage:5:sender",
+                                  "outage:5:receiver", "outage:5:2", "outage:5:3"};
+    uint64_t seen[49];
+    for (size_t i = 0; i < 49; i++) {
+        struct ln_loss loss = open_loss(0.1, 0.1, models[i % 7], at[i / 7]);
         seen[i] = ln_loss_fingerprint(&loss);
         for (size_t j = 0; j < i; j++) assert_true(seen[i] != seen[j]);
         ln_loss_close(&loss);
@@ -336,6 +396,8 @@ int main(void) {
         cmocka_unit_test(test_outages),
         cmocka_unit_test(test_outages_of_many_links),
         cmocka_unit_test(test_outages_with_unlike_rates),
+        cmocka_unit_test(test_outages_that_share_a_fate),
+        cmocka_unit_test(test_outages_of_paths),
         cmocka_unit_test(test_uneven_rates),
         cmocka_unit_test(test_outages_outlast_retransmission),
         cmocka_unit_test(test_chains_with_a_rate_of_their_own),
