@@ -479,9 +479,14 @@ static int train_loop(struct trainer *t) {
         struct due due;
         if (training_step(t, at->step) || training_after_step(v, &news, &due)) return -1;
         if (due.evaluates) {
-            if (evaluate(t, at->step, &eval)) return -1;
-            metrics_eval(&v->progress, v->log, &eval);
-            last_eval = &eval;
+            const int status = evaluate(t, at->step, &eval);
+            if (status < 0) return -1;
+            if (status == EVALUATE_STOPPED) {
+                training_stop(v, &news, &due);
+            } else {
+                metrics_eval(&v->progress, v->log, &eval);
+                last_eval = &eval;
+            }
         }
         if (due.samples && write_sample(t, at->step)) return -1;
         if (due.saves && async_writer_save(v->saver, at)) return -1;
@@ -493,6 +498,7 @@ static int train_loop(struct trainer *t) {
 
 /* Trains a whole run. With --meet it consists of views: parts that the same ranks train together. */
 static int train(struct trainer *t) {
+    if (t->run.options->out && !t->run.options->meet) stop_signal_note_start();
     for (;;) {
         const int failed =
             training_choose(&t->view) || prepare(t, true) || training_begin(&t->view, t->tokenizer);

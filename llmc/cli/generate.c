@@ -8,6 +8,7 @@
 #include "llmc/data/tokenizer_file.h"
 #include "llmc/util/file.h"
 #include "llmc/util/random.h"
+#include "llmc/util/stop_signal.h"
 #include "llmc/log/error.h"
 #include "llmc/model/sampler.h"
 #include "llmc/util/bf16.h"
@@ -93,7 +94,7 @@ static int draw_tokens(struct generation *g, generate_show show, void *context) 
     const struct generate_settings *s = g->settings;
     const uint64_t key = random_bits(s->seed, 0x73616d706c6573u /* "samples" */);
     const int eos = tokenizer_eos(g->tokenizer);
-    for (int i = 0; i < s->tokens; i++) {
+    for (int i = 0; i < s->tokens && !stop_signal_seen(); i++) {
         if (feed(g)) return -1;
         int32_t token = sampler_draw(g->logits, g->model->vocabulary, s->temperature, s->top_p,
                                      random_uniform(key, (uint64_t)i), g->scratch);

@@ -1,18 +1,34 @@
 /* evaluate.c — see evaluate.h. */
 #include "llmc/run/evaluate.h"
 
+#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "llmc/comm/data_parallel_model.h"
 #include "llmc/log/error.h"
+#include "llmc/log/jsonl.h"
+#include "llmc/util/stop_signal.h"
+
+struct position { /* how far a worker has come */
+    int pass;     /* 0: the model, 1: its replica */
+    uint64_t window;
+    double loss[2], tokens; /* sums: of each pass, of the first */
+};
 
 struct work {
     const struct evaluate_model *m;
     const struct dataloader *val;
     const float *fresh; /* the model */
-    bool replicas;
+    int passes;
     uint64_t windows;
+    int batches;         /* that a worker evaluates before ranks meet again */
+    struct position *at; /* [local] */
+};
+
+struct news { /* what workers tell each other after each part */
+    double loss[2], tokens;
+    double seconds;        /* that the part took */
+    int32_t stop, unready; /* a signal asks to stop; windows are left */
 };
 
 /* Sum of the losses (B, T) without the first `skip` of each window. */
@@ -22,24 +38,68 @@ static double sum_losses(const float *losses, int B, int T, int skip) {
     return sum;
 }
 
-static void worker_evaluates(void *context, struct worker *w, int set) {
-    const struct work *work = context;
+static void evaluate_batch(const struct work *work, const struct worker *w, int set,
+                           struct position *at) {
     const struct evaluate_model *m = work->m;
     struct data_parallel *d = m->dp;
     struct activations *e = &m->activations[set];
-    double *sums = d->numbers.mine + 3 * (w - d->worker); /* loss: model, replica; tokens */
-    memset(sums, 0, 3 * sizeof *sums);
-    for (int pass = 0; pass < (work->replicas ? 2 : 1); pass++) {
-        const weight *weights =
-            pass ? data_parallel_replica(d, w) : data_parallel_weights(d, work->fresh);
-        for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
-            const struct dataloader_batch b =
-                dataloader_window_batch(work->val, &i, (uint64_t)d->workers, work->windows, m->B,
-                                        e->host_tokens, e->host_targets);
-            const float *losses = m->losses(m->context, weights, e, b.windows, b.length);
-            sums[pass] += sum_losses(losses, b.windows, b.length, b.skip);
-            if (!pass) sums[2] += (double)b.windows * (b.length - b.skip);
-        }
+    const weight *weights =
+        at->pass ? data_parallel_replica(d, w) : data_parallel_weights(d, work->fresh);
+    const struct dataloader_batch b =
+        dataloader_window_batch(work->val, &at->window, (uint64_t)d->workers, work->windows, m->B,
+                                e->host_tokens, e->host_targets);
+    const float *losses = m->losses(m->context, weights, e, b.windows, b.length);
+    at->loss[at->pass] += sum_losses(losses, b.windows, b.length, b.skip);
+    if (!at->pass) at->tokens += (double)b.windows * (b.length - b.skip);
+}
+
+static void worker_evaluates(void *context, struct worker *w, int set) {
+    const struct work *work = context;
+    struct position *at = &work->at[w - work->m->dp->worker];
+    for (int batches = work->batches; at->pass < work->passes && batches > 0;) {
+        if (at->window < work->windows)
+            evaluate_batch(work, w, set, at), batches--;
+        else
+            at->pass++, at->window = (uint64_t)w->id;
+    }
+}
+
+/* Sums what all workers have so far. *seconds: what the slowest rank's part took. Returns 0; -1 after
+ * reporting; or 1 if windows are left. */
+static int gather(const struct work *work, struct news *mine, struct news *all, struct news *sum) {
+    struct data_parallel *d = work->m->dp;
+    for (int w = 0; w < d->local; w++) {
+        const struct position *at = &work->at[w];
+        mine[w] = (struct news){{at->loss[0], at->loss[1]},
+                                at->tokens,
+                                sum->seconds,
+                                stop_signal_seen() != 0,
+                                at->pass < work->passes};
+    }
+    *sum = (struct news){{0, 0}, 0, 0, 0, 0};
+    if (lossynet_all_gather(d->comm, mine, all, sizeof *mine)) return -1;
+    for (int w = 0; w < d->workers; w++) {
+        sum->loss[0] += all[w].loss[0], sum->loss[1] += all[w].loss[1];
+        sum->tokens += all[w].tokens;
+        sum->seconds = fmax(sum->seconds, all[w].seconds);
+        sum->stop |= all[w].stop, sum->unready |= all[w].unready;
+    }
+    return 0;
+}
+
+/* Ranks meet about once per second, and learn whether one of them was asked to stop. */
+static int evaluate_parts(struct work *work, struct news *mine, struct news *all,
+                          struct news *sum) {
+    struct data_parallel *d = work->m->dp;
+    for (int w = 0; w < d->local; w++) work->at[w].window = (uint64_t)d->worker[w].id;
+    for (work->batches = 1;;) {
+        const double begin = log_seconds();
+        group_work(&d->group, d->worker, d->local, worker_evaluates, work);
+        sum->seconds = log_seconds() - begin;
+        if (gather(work, mine, all, sum)) return -1;
+        if (!sum->unready) return 0;
+        if (sum->stop) return EVALUATE_STOPPED;
+        if (sum->seconds < 0.5 && work->batches < 1 << 20) work->batches *= 2;
     }
 }
 
@@ -48,22 +108,24 @@ int evaluate_perplexity(const struct evaluate_model *m, const struct dataloader 
     struct data_parallel *d = m->dp;
     struct work work = {.m = m,
                         .val = val,
-                        .replicas = !data_parallel_replicas_are_exact(d),
+                        .passes = data_parallel_replicas_are_exact(d) ? 1 : 2,
                         .windows = dataloader_windows(val)};
     const uint64_t limit = (uint64_t)d->options->eval_sequences;
-    double total[3] = {0, 0, 0};
+    struct news *news = calloc((size_t)(d->local + d->workers), sizeof *news), sum = {0};
+    work.at = calloc((size_t)d->local, sizeof *work.at);
     if (limit && work.windows > limit) work.windows = limit;
-    if (data_parallel_model(d, &work.fresh)) return -1;
-    group_work(&d->group, d->worker, d->local, worker_evaluates, &work);
-    if (lossynet_all_gather(d->comm, d->numbers.mine, d->numbers.gathered, 3 * sizeof(double)))
-        return -1;
-    for (int i = 0; i < 3 * d->workers; i++) total[i % 3] += d->numbers.gathered[i];
+    int status = news && work.at ? 0 : log_out_of_memory("losses", 0);
+    if (!status) status = data_parallel_model(d, &work.fresh);
+    if (!status) status = evaluate_parts(&work, news, news + d->local, &sum);
+    free(work.at);
+    free(news);
+    if (status) return status;
     *out = (struct eval_metrics){.step = steps_done,
-                                 .tokens = (int64_t)total[2],
-                                 .val_loss = total[0] / total[2],
+                                 .tokens = (int64_t)sum.tokens,
+                                 .val_loss = sum.loss[0] / sum.tokens,
                                  .tokens_per_word = dataloader_targets_per_word(val),
                                  .tokens_per_byte = dataloader_targets_per_byte(val)};
-    out->replica_val_loss = work.replicas ? total[1] / total[2] : out->val_loss;
+    out->replica_val_loss = work.passes > 1 ? sum.loss[1] / sum.tokens : out->val_loss;
     return 0;
 }
 

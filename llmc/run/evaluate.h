@@ -26,7 +26,9 @@ struct evaluate_model {
 
 /* The perplexity is exp of the mean loss over all tokens that the validation windows score, at most
  * --eval-sequences windows. Worker i mod N evaluates window i, once with the model and, unless they
- * are equal, once with its own replica. Collective. Returns 0, or -1 after reporting. */
+ * are equal, once with its own replica. Collective. Returns 0; -1 after reporting; or, about a second
+ * after a signal asked any rank to stop (stop_signal.h), EVALUATE_STOPPED, and *out is not set. */
+enum { EVALUATE_STOPPED = 1 };
 int evaluate_perplexity(const struct evaluate_model *m, const struct dataloader *val,
                         int steps_done, struct eval_metrics *out);
 

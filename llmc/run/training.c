@@ -171,6 +171,13 @@ int training_after_step(struct training_view *v, struct data_parallel_news *news
     return due->any ? training_finish_step(v) : 0;
 }
 
+void training_stop(const struct training_view *v, struct data_parallel_news *news,
+                   struct due *due) {
+    news->stop = true;
+    *due = due_now(v, true);
+    due->samples = false;
+}
+
 /* ---- the end of a view, and of the run -------------------------------------------------- */
 
 int training_end(struct training_view *v, bool stopped, const struct eval_metrics *eval) {

@@ -85,6 +85,9 @@ int training_finish_step(struct training_view *v);
  * that is not finite it ends the run, since it cannot recover, and returns -1. */
 int training_after_step(struct training_view *v, struct data_parallel_news *news, struct due *due);
 
+/* A signal ended the evaluation that was due: the run stops here, after a checkpoint. */
+void training_stop(const struct training_view *v, struct data_parallel_news *news, struct due *due);
+
 /* Ends a run that is complete or was stopped by a signal, after its last checkpoint, and says it on the
  * terminal and in the log. eval: the last evaluation, or NULL. Returns -1 also if the last checkpoint
  * could not be written. */

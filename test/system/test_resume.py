@@ -2,7 +2,6 @@
 import hashlib
 import json
 import os
-import pathlib
 import random
 import re
 import shutil
@@ -428,58 +427,11 @@ def test_training_does_not_wait_for_the_disk(data, tmp_path):
         process.communicate()
 
 
-# ---- signals ----
+# ---- kills ----
 
 def children(pid):
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         return [int(child) for child in file.read().split()]
-
-
-@pytest.mark.parametrize("ranks, number", [(0, signal.SIGTERM), (0, signal.SIGUSR1),
-                                           (0, signal.SIGINT), (2, signal.SIGUSR1), (4, signal.SIGUSR1)])
-def test_signal_saves_and_stops(data, tmp_path, ranks, number):
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    common = dict(steps=40, save_every=4, keep=1, val=None)
-    succeed(*settings(data, whole, **{**common, "save_every": 0}))
-    before = signal.signal(number, lambda *_: None)  # the program would inherit an ignored signal
-    process = start(*settings(data, out, **common), ranks=ranks, pause=100)  # about 8 steps per second
-    signal.signal(number, before)
-    wait_for(lambda: steps_done(out) >= 5, process, "step 5")
-    # mpirun passes the signal on to all; with 2 ranks only one of them gets it
-    target = children(process.pid)[-1] if ranks == 2 else process.pid
-    os.kill(target, number)
-    output, errors = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, errors
-    (step,) = checkpoints(out)
-    assert 5 <= step < 40, "the signal came too late to stop anything"
-    assert f"stopped by a signal after {step} steps" in output
-    assert events(out / "log.jsonl", "end")[0]["status"] == "stopped"
-    succeed(*settings(data, out, resume="auto", **common), ranks=ranks)
-    assert numbers(out / "log.jsonl") == numbers(whole / "log.jsonl")
-    assert state(checkpoint(out, 40)) == state(checkpoint(whole, 40))
-
-
-def blocked(thread, number):
-    mask = re.search(r"SigBlk:\s*(\w+)", (thread / "status").read_text(encoding="ascii"))[1]
-    return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def test_no_thread_that_computes_takes_a_signal(data, tmp_path):
-    """Signals must not interrupt threads that compute, because the handler's frame would be written to the
-    thread's stack, and oneDNN's sgemm moves its stack into the heap."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    process = start(*settings(data, tmp_path, steps=10_000, threads=2))
-    signal.signal(signal.SIGINT, before)
-    try:
-        wait_for(lambda: steps_done(tmp_path) >= 2, process, "step 2")
-        threads = list(pathlib.Path(f"/proc/{process.pid}/task").iterdir())
-        assert len(threads) >= 3
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            (waiting,) = [thread for thread in threads if not blocked(thread, number)]
-            assert waiting.name != str(process.pid)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def runs_begun(out):
