@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What loss may cost a larger model, from the kept results of runs from scratch.
+"""What plain loss (--plain) may cost a larger model, from the kept results of runs from scratch.
 
     scripts/sweeps/expect.py [--parameters 7e9] [--tokens 140e9] [--plot out/expect.png]
 
@@ -10,7 +10,9 @@
 3. It asks two published laws of L(N, D), the loss after D tokens, what losing that share of D costs a
    model of N parameters. The term of N is the same with and without loss, so the change is B / D^beta.
 
-The last step is an expectation and no measurement: no run here has more parameters than its table says.
+The last step is an expectation and no measurement: no run here has more parameters than its table says. It is made for
+plain loss alone. A negative share counts as 0, so that runs of a rule that costs nothing have a share, too: that of
+chance, about 5% in short runs.
 """
 import argparse
 import glob
@@ -19,8 +21,9 @@ import math
 import os
 import sys
 
-from sweep_report import PAPER, PLAIN, RULES, average, finish, follows, interval, step_tax
+from sweep_report import PAPER, PLAIN, RULES, average, finish, follows, step_tax
 from sweep_results import read_results
+from sweep_statistics import interval
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # B and beta. Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", equation 10; and
@@ -31,10 +34,9 @@ LAWS = (("Hoffmann et al.", 410.7, 0.28), ("Besiroglu et al.", 2085.43, 0.3658))
 # ---- what was measured ------------------------------------------------------------------------
 
 def read_taxes(paths):
-    """Reads kept results. Returns {(label of the rule, loss rate): {setting: shares of steps, one per
-    seed}}. A setting is a tuple (parameters, steps, workers, tokens of a step, learning rate). A rule at a
-    loss rate of which there is only one run is left out, and so are runs that go on from a model or have
-    another optimiser."""
+    """Reads kept results. Returns {loss rate: {setting: shares of steps, one per seed}} of plain loss. A setting is
+    a tuple (parameters, steps, workers, tokens of a step, learning rate). A loss rate of which there is only one run
+    is left out, and so are runs that go on from a model or have another optimiser."""
     runs = {}
     for path in paths:
         for result in read_results(path).values():
@@ -54,13 +56,12 @@ def read_taxes(paths):
         tax = step_tax(base, result["perplexity"]) if base else None
         if tax is None or not rate or key.keys() & {"start", "beta1", "clip"}:
             continue
-        for rule in RULES:
-            if follows(key, rule):
-                workers = key.get("workers", 1)
-                setting = (result["parameters"], key["steps"], workers,
-                           workers * key.get("batch", 8) * key["seq"], key.get("lr", 1e-3))
-                taxes.setdefault((rule[0], rate), {}).setdefault(setting, []).append(tax)
-    return {which: settings for which, settings in taxes.items() if sum(map(len, settings.values())) > 1}
+        if follows(key, RULES[0]):
+            workers = key.get("workers", 1)
+            setting = (result["parameters"], key["steps"], workers,
+                       workers * key.get("batch", 8) * key["seq"], key.get("lr", 1e-3))
+            taxes.setdefault(rate, {}).setdefault(setting, []).append(tax)
+    return {rate: settings for rate, settings in sorted(taxes.items()) if sum(map(len, settings.values())) > 1}
 
 
 def middle(settings):
@@ -99,24 +100,22 @@ def share(change, tokens, law):
 
 
 def tables(taxes, parameters, tokens):
-    lines = ["Steps that loss costs, from scratch (mean of settings, 95%); what that is worth to",
+    lines = ["Steps that plain loss costs, from scratch (mean of settings, 95%); what that is worth to",
              f"{parameters:.3g} parameters after {tokens:.3g} tokens, by two laws, in % of perplexity", "",
-             "| rule | lost | settings | runs | steps | expected | the paper |",
-             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
-    for label, _, _ in RULES:
-        for rate in sorted(rate for rule, rate in taxes if rule == label):
-            settings = taxes[label, rate]
-            mean, half = middle(settings)
-            ends = [max(0, mean - half), min(0.99, mean + half)]
-            costs = [cost(end, tokens, law) for law in LAWS for end in ends]
-            paper = dict(PAPER).get(rate) if label == RULES[0][0] else None
-            lines.append(f"| {label} | {100 * rate:g}% | {len(settings)} | "
-                         f"{sum(map(len, settings.values()))} | {mean:.0%} ± {100 * half:.0f} | "
-                         f"+{min(costs):.1f} to +{max(costs):.1f} | {f'+{paper}' if paper else ''} |")
-    lines += ["", "Per tenfold of ..., as in the paper:"]
+             "| lost | settings | runs | steps | expected | the paper |",
+             "| ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for rate, settings in taxes.items():
+        mean, half = middle(settings)
+        ends = [max(0, mean - half), min(0.99, mean + half)]
+        costs = [cost(end, tokens, law) for law in LAWS for end in ends]
+        paper = dict(PAPER).get(rate)
+        lines.append(f"| {100 * rate:g}% | {len(settings)} | {sum(map(len, settings.values()))} | "
+                     f"{mean:.0%} ± {100 * half:.0f} | +{min(costs):.1f} to +{max(costs):.1f} | "
+                     f"{f'+{paper}' if paper else ''} |")
+    lines += ["", "Per tenfold of ...:"]
     for column, what in enumerate(("parameters", "steps", "workers", "tokens a step", "learning rate")):
-        for rate in sorted(rate for rule, rate in taxes if rule == RULES[0][0]):
-            found = slope(taxes[RULES[0][0], rate], column)
+        for rate, settings in taxes.items():
+            found = slope(settings, column)
             if found:
                 lines.append(f"  {what}, {100 * rate:g}% lost: {100 * found[0]:+.0f} ± "
                              f"{100 * found[1]:.0f} points")
@@ -132,25 +131,21 @@ def plot(taxes, tokens, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(figsize=(8, 4.8))
-    for (label, colour, _), shift in zip(RULES, (-0.4, 0.4)):
-        points = [(100 * rate + shift, 100 * average(values)) for (rule, rate), settings in taxes.items()
-                  if rule == label for values in settings.values()]
-        means = {rate: 100 * middle(settings)[0] for (rule, rate), settings in taxes.items()
-                 if rule == label}
-        axes.plot(*zip(*points), "o", color=colour, ms=5, alpha=0.45, mew=0)
-        x, y = zip(*[(0, 0)] + [(100 * rate, means[rate]) for rate in sorted(means)])
-        axes.plot(x, y, "-", color=colour, lw=2)
-        axes.annotate(label, (x[-1], y[-1]), xytext=(10, 0), textcoords="offset points", va="center",
-                      color=colour)
+    label, colour, _ = RULES[0]
+    axes.plot(*zip(*((100 * rate, 100 * average(values)) for rate, settings in taxes.items()
+                     for values in settings.values())), "o", color=colour, ms=5, alpha=0.45, mew=0)
+    x, y = zip((0, 0), *((100 * rate, 100 * middle(settings)[0]) for rate, settings in taxes.items()))
+    axes.plot(x, y, "-", color=colour, lw=2)
+    axes.annotate(label, (x[-1], y[-1]), xytext=(10, 0), textcoords="offset points", va="center", color=colour)
     for rate, change in PAPER:
         shares = sorted(100 * share(change, tokens, law) for law in LAWS)
         axes.plot([100 * rate] * 2, shares, "-", color="black", lw=5, alpha=0.6, solid_capstyle="butt")
     axes.annotate("the paper's 7B model, by two laws", (100 * PAPER[-1][0], shares[1]), xytext=(0, 6),
                   textcoords="offset points", ha="right", fontsize=8)
-    last = 100 * max(rate for _, rate in taxes)
+    last = 100 * max(taxes)
     axes.set(xlabel="packets lost, %", ylabel="steps that this costs, %", xlim=(0, 1.2 * last),
              xticks=range(0, int(last) + 1, 10), ylim=(0, None))
-    axes.set_title("The share of steps that loss costs a run from scratch (one point per setting)",
+    axes.set_title("The share of steps that plain loss costs a run from scratch (one point per setting)",
                    fontsize=9)
     finish(axes, legend=False)
     figure.tight_layout()

@@ -9,23 +9,11 @@ import os
 from report import smooth
 from sweep_rounds import GRADIENTS, PARAMETERS, sent_again, wire_that_pays
 from sweep_settings import plain
+from sweep_statistics import equivalence, interval
 
 # Weintraub, Banner & Orda 2025, Llama-2 7B on 64 GPUs: loss rate, change of perplexity in %.
 # 0.8% at 10% is their claim; the others as secondary sources quote their table.
 PAPER = ((0.1, 0.8), (0.2, 2.6), (0.3, 3.8))
-
-
-# ---- statistics -----------------------------------------------------------------------------
-
-def interval(values):
-    """Half the width of the 95% confidence interval of the mean; None below two values."""
-    n = len(values)
-    if n < 2:
-        return None
-    mean = sum(values) / n
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
-    from scipy import stats  # slow to import, and needed only where a table is written
-    return float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
 
 
 # ---- rows -----------------------------------------------------------------------------------
@@ -100,6 +88,7 @@ def summarise(group):
         row["taxes"].append(step_tax(base, result["perplexity"]))
     row["mean"] = average(row["changes"])
     row["interval"] = interval(row["changes"])
+    row.update(equivalence(row["changes"]))
     taxes = [tax for tax in row["taxes"] if tax is not None]
     row["step_tax"], row["tax_interval"] = average(taxes), interval(taxes)
     return row
@@ -119,15 +108,17 @@ def percent_pair(row):
 
 
 HEADINGS = ("run", "lost, %", "seeds", "perplexity", "change per seed, %", "mean, %", "±95%",
-            "step tax", "±95%", "drift", "formula", "paper", "mean age", "oldest", "sent again")
+            "90% from", "to", "within", "n for 0.5%", "n for 1%", "step tax", "±95%", "drift", "formula", "paper", "mean age", "oldest", "sent again")
 
 
 def cells(row):
     changes = " ".join(f"{change:+.2f}" for change in row["changes"])
+    within = "" if row["low"] is None else f"{row['within']:g}%" if row["within"] else "not shown"
     return (row["run"], percent_pair(row), str(len(row["seeds"])),
             number(row["perplexity"], "{:.3f}") + (" (diverged)" if row["diverged"] else ""),
             changes, number(row["mean"], "{:+.2f}"), number(row["interval"], "{:.2f}"),
-            number(row["step_tax"], "{:.0%}"), number(row["tax_interval"], "{:.0%}"),
+            number(row["low"], "{:+.2f}"), number(row["high"], "{:+.2f}"), within,
+            *(str(count) for count in row["seeds_needed"]), number(row["step_tax"], "{:.0%}"), number(row["tax_interval"], "{:.0%}"),
             number(row["drift"] or None, "{:.3g}"), number(row["drift_expected"] or None, "{:.3g}"),
             number(row["drift_paper"] or None, "{:.3g}"), number(row["mean_age"], "{:.3f}"),
             str(row["max_age"]),
@@ -146,23 +137,25 @@ def as_markdown(rows):
 
 
 def as_text(rows):
-    """The table for the terminal, 79 columns wide: without the drift."""
+    """The table for the terminal, 79 columns wide: without the drift. "within" is the smallest margin, of 0.5
+    and 1%, that the change is shown to be within ("-": neither)."""
     lines = []
     for title in dict.fromkeys(row["section"] for row in rows):
-        lines += ["", title[:79], f"{'run':<39} {'seeds':>5} {'perplexity':>10} {'change':>8} "
-                  f"{'±95%':>6} {'tax':>5}"]
+        lines += ["", title[:79], f"{'run':<33} {'seeds':>5} {'perplexity':>10} {'change':>8} "
+                  f"{'±95%':>6} {'within':>6} {'tax':>5}"]
         for row in rows:
             if row["section"] == title:
                 c = cells(row)
                 change = c[5] + "%" if c[5] else ""
-                lines.append(f"{c[0][:39]:<39} {c[2]:>5} {number(row['perplexity'], '{:.3f}'):>10} "
-                             f"{change:>8} {c[6]:>6} {c[7]:>5}")
+                within = c[9].replace("not shown", "-")
+                lines.append(f"{c[0][:33]:<33} {c[2]:>5} {number(row['perplexity'], '{:.3f}'):>10} "
+                             f"{change:>8} {c[6]:>6} {within:>6} {c[12]:>5}")
     return "\n".join(lines + [""])
 
 
 def write_csv(rows, path):
     names = ["section", "run", "seeds", "perplexity", "replica_perplexity", "changes", "mean",
-             "interval", "step_tax", "tax_interval", "gradient_loss_rate", "parameter_loss_rate",
+             "interval", "low", "high", "within", "seeds_needed", "step_tax", "tax_interval", "gradient_loss_rate", "parameter_loss_rate",
              "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age",
              "max_age", "extra_traffic", "diverged", "seconds"]
     with open(path, "w", encoding="utf-8", newline="") as file:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
 sweep_rounds = importlib.import_module("sweep_rounds")
 sweep_settings = importlib.import_module("sweep_settings")
+sweep_statistics = importlib.import_module("sweep_statistics")
 
 pytestmark = pytest.mark.takes(40)
 
@@ -372,13 +373,13 @@ def test_interval_is_students(freedom, quantile):
     If their number is odd, one more is the mean."""
     values = [(-1.0) ** i for i in range((freedom + 1) // 2 * 2)] + [0.0] * ((freedom + 1) % 2)
     error = math.sqrt((freedom + 1) // 2 * 2 / freedom / (freedom + 1))
-    assert sweep_report.interval(values) == pytest.approx(quantile * error, abs=6e-4)
+    assert sweep_statistics.interval(values) == pytest.approx(quantile * error, abs=6e-4)
 
 
 def test_interval_of_few_values():
-    assert sweep_report.interval([]) is None and sweep_report.interval([1.0]) is None
+    assert sweep_statistics.interval([]) is None and sweep_report.interval([1.0]) is None
     # mean 2, deviation 1: 4.303 / sqrt(3)
-    assert sweep_report.interval([1.0, 2.0, 3.0]) == pytest.approx(2.484, abs=1e-3)
+    assert sweep_statistics.interval([1.0, 2.0, 3.0]) == pytest.approx(2.484, abs=1e-3)
 
 
 def test_step_tax_reads_the_curve_backwards():
