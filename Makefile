@@ -47,12 +47,15 @@ GOLD := $(shell $(CXX) -fuse-ld=gold -Wl,--version >/dev/null 2>&1 && echo -fuse
 LDFLAGS += $(GOLD)
 
 # ---- libraries, each with its switch ------------------------------------------------------
+# Open MPI's mpicc prints its flags with -showme; MPICH's prints a whole command, whose first word is the compiler.
 MPI ?= $(if $(shell command -v mpicc),1)
+mpi_flags = $(shell mpicc -showme:$(1) 2>/dev/null || mpicc -$(1)_info 2>/dev/null | cut -d ' ' -f 2-)
 ifeq ($(MPI),1)
-CPPFLAGS += -DLOSSYNET_MPI $(shell mpicc -showme:compile)
-LDLIBS += $(shell mpicc -showme:link)
+MPI_LIBS := $(call mpi_flags,link)
+CPPFLAGS += -DLOSSYNET_MPI $(call mpi_flags,compile)
+LDLIBS += $(MPI_LIBS)
 endif
-SECURE ?= $(if $(shell pkg-config --exists 'libcrypto >= 3' && echo yes),1)
+SECURE ?= $(if $(shell pkg-config --exists 'libcrypto >= 3' 2>/dev/null && echo yes),1)
 ifeq ($(SECURE),1)
 CPPFLAGS += -DLOSSYNET_SECURE
 LDLIBS += -lcrypto
@@ -68,7 +71,7 @@ ifeq ($(MEET),1)
 CPPFLAGS += -DLLMC_MEET $(shell pkg-config --cflags libcurl)
 endif
 # Of the compiler, which may be a cross compiler: CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++.
-ARCHITECTURE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+ARCHITECTURE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))
 BLAS ?= $(if $(filter x86_64,$(ARCHITECTURE)),onednn,openblas)
 ifeq ($(BLAS),onednn)
 CPPFLAGS += -DGEMM_ONEDNN
@@ -178,7 +181,7 @@ GPU_PROGRAMS := gpu_check gpu_bench
 BENCHES := turn $(if $(filter 1,$(MPI)),exchange collectives ring)
 # A simulated network (dev/coexistence).
 NS3 := $(BUILD)/dev/coexistence/simulated
-NS3_HERE := $(if $(wildcard /usr/include/ns3/internet-module.h),$(NS3))
+NS3_HERE := $(if $(wildcard /usr/include/ns3/internet-module.h),try_simulated)
 
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 benches: all $(BENCHES:%=$(BUILD)/dev/bench/network/bench_%) $(BUILD)/bench_load \
@@ -355,12 +358,20 @@ $(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATE
 $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS) $(CMOCKA))
 
-# ns-3 is built without sanitizers, and its pkg-config files name directories that do not exist.
+# ns-3 is built without sanitizers, and its pkg-config files name directories that do not exist. Headers of ns-3.37
+# are not C++20, those of ns-3.43 are not C++17.
+NS3_STANDARD = $(if $(shell pkg-config --exists 'ns3-core < 3.42' 2>/dev/null && echo older),c++17,c++20)
 $(NS3): dev/coexistence/simulated.cpp $(FLAGS)/compile
 	@echo '  CXX  $<'
 	@mkdir -p $(@D)
-	@$(CXX) -std=c++17 -O2 $(DEBUG) $(WARNINGS) $< -o $@ -lns3-internet -lns3-point-to-point \
+	@$(CXX) -std=$(NS3_STANDARD) -O2 $(DEBUG) $(WARNINGS) $< -o $@ -lns3-internet -lns3-point-to-point \
 	    -lns3-traffic-control -lns3-network -lns3-core
+
+# For tests, which leave the simulation out where it does not fit the ns-3 that is installed.
+try_simulated:
+	@mkdir -p $(dir $(NS3))
+	@$(MAKE) --no-print-directory $(NS3) >$(NS3).log 2>&1 || \
+	    { rm -f $(NS3); echo "the simulated network was not built with this ns-3: $$(grep -m 1 error $(NS3).log)"; }
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS))
@@ -445,7 +456,7 @@ VERSION = $(shell sed -n 's/^\#define LOSSYNET_VERSION "\(.*\)"/\1/p' lossynet/l
 SONAME = liblossynet.so.$(basename $(VERSION))
 LIBRARY_OBJECTS := $(LOSSYNET:%.c=$(BUILD)/%.o)
 LIBRARY_LIBS := $(LOSSYNET_LIBS) $(if $(filter 1,$(VERBS)),$(shell pkg-config --libs libibverbs)) \
-                $(if $(filter 1,$(MPI)),$(shell mpicc -showme:link))
+                $(MPI_LIBS)
 
 HEADERS := $(LIBRARY)/lossynet.h $(LIBRARY)/lossynet_trainer.h
 liblossynet: $(LIBRARY)/liblossynet.a $(LIBRARY)/liblossynet.so $(HEADERS)
@@ -473,22 +484,21 @@ $(LIBRARY)/lossynet_trainer.h: lossynet/lossynet_trainer.h
 	@sed 's|^#include "lossynet/lossynet.h"|#include "lossynet.h"|' $< >$@
 
 install: liblossynet
-	@install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	@install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include
-	@install -m 644 $(LIBRARY)/liblossynet.a $(DESTDIR)$(PREFIX)/lib
-	@install -m 755 $(LIBRARY)/liblossynet.so $(DESTDIR)$(PREFIX)/lib/liblossynet.so.$(VERSION)
-	@ln -sf liblossynet.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
-	@ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/liblossynet.so
+	@install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
+	@install -m 644 $(HEADERS) "$(DESTDIR)$(PREFIX)/include"
+	@install -m 644 $(LIBRARY)/liblossynet.a "$(DESTDIR)$(PREFIX)/lib"
+	@install -m 755 $(LIBRARY)/liblossynet.so "$(DESTDIR)$(PREFIX)/lib/liblossynet.so.$(VERSION)"
+	@ln -sf liblossynet.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/$(SONAME)"
+	@ln -sf $(SONAME) "$(DESTDIR)$(PREFIX)/lib/liblossynet.so"
 	@printf '%s\n' 'prefix=$(PREFIX)' 'Name: lossynet' 'Version: $(VERSION)' \
 	    'Description: averages and broadcasts vectors over a network that loses packets' \
-	    'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -llossynet' \
+	    'Cflags: -I"$${prefix}/include"' 'Libs: -L"$${prefix}/lib" -llossynet' \
 	    'Libs.private: -fopenmp $(LIBRARY_LIBS)' \
-	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/lossynet.pc
+	    >"$(DESTDIR)$(PREFIX)/lib/pkgconfig/lossynet.pc"
 
 uninstall:
-	@rm -f $(addprefix $(DESTDIR)$(PREFIX)/,include/lossynet.h include/lossynet_trainer.h lib/pkgconfig/lossynet.pc) \
-	    $(addprefix $(DESTDIR)$(PREFIX)/lib/,liblossynet.a liblossynet.so $(SONAME) \
-	        liblossynet.so.$(VERSION))
+	@for file in include/lossynet.h include/lossynet_trainer.h lib/pkgconfig/lossynet.pc lib/liblossynet.a \
+	    lib/liblossynet.so lib/$(SONAME) lib/liblossynet.so.$(VERSION); do rm -f "$(DESTDIR)$(PREFIX)/$$file"; done
 
 # Programs that test the readers of file formats: with libFuzzer, and once over the stored corpus.
 # test/llmc/test_fuzz_formats.py uses the second where clang is missing.
@@ -505,7 +515,11 @@ $(BUILD)/replay_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*
 	$(CC) $(CPPFLAGS) $(FUZZ_FLAGS) -DREPLAY -fopenmp -fsanitize=address,undefined $(FUZZED) \
 	    -lm -ljansson -lxxhash -o $@
 
-FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
+# What different versions of clang-format write differs a little. Version 14 is Debian 12's.
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' 2>/dev/null)
+CLANG_FORMAT = $(shell for program in clang-format-14 clang-format; do \
+    $$program --version 2>/dev/null | grep -q 'version 14\.' && echo $$program && break; done)
+NOT_FORMATTED = $(if $(CLANG_FORMAT),$(if $(FORMATTED),,this is no git clone),no clang-format of version 14 here)
 
 # ---- targets for users --------------------------------------------------------------------
 # The program is built while the packages that train and plot are installed, and without CUDA, which
@@ -549,9 +563,8 @@ check:
 	@BUILD=$(BUILD)/check $(PYTHON) test/run.py --quick $(PYTEST)
 
 check-format:
-	@if command -v clang-format >/dev/null; then \
-	    echo $(FORMATTED) | xargs -n 64 -P $$(nproc) clang-format --dry-run -Werror; \
-	else echo "no clang-format here (package clang-format): formatting was not checked"; fi
+	@$(if $(NOT_FORMATTED),echo "$(NOT_FORMATTED): formatting was not checked",\
+	    echo $(FORMATTED) | xargs -n 64 -P $$(nproc) $(CLANG_FORMAT) --dry-run -Werror)
 
 # Checks that lossynet's folders include and call only those of lower layers.
 check-layers: $(LOSSYNET:%.c=$(BUILD)/%.o)
@@ -572,9 +585,8 @@ bench-network:
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_late.py
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_group.py
 
-# The results of different versions of clang-format differ a little. Version 14 is Debian 12's.
 format:
-	@echo $(FORMATTED) | xargs clang-format -i
+	@$(if $(NOT_FORMATTED),echo "make format: $(NOT_FORMATTED)" >&2; exit 1,echo $(FORMATTED) | xargs $(CLANG_FORMAT) -i)
 
 # Kernels and simulated.cpp are left out, since clang cannot compile them without CUDA and ns-3. The
 # static analyzer, which takes most of the time, leaves out tests and developers' tools. A file is
@@ -608,6 +620,6 @@ simulate:
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: FORCE all aarch64 sanitized with_sanitizers with_thread_sanitizer liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart quickstart_packages quick_tests python_tests check check-format check-layers test bench bench-network simulate clean
+.PHONY: FORCE all try_simulated aarch64 sanitized with_sanitizers with_thread_sanitizer liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart quickstart_packages quick_tests python_tests check check-format check-layers test bench bench-network simulate clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

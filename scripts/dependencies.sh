@@ -1,91 +1,158 @@
 #!/bin/sh
 # Installs the packages that a target of the Makefile needs, on Debian and Ubuntu, and nothing else.
 #
-#   scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate
+#   scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate [--list]
 #
 # Before it installs, it says what is missing and why. If nothing is missing, it is quick and silent.
-# On other systems it names what to install by hand, and ends without an error.
+# --list prints the packages for this machine and installs nothing. On other systems it names what to install by
+# hand, and ends without an error.
 set -eu
-purpose=${1:?usage: scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate}
+usage="usage: scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate [--list]"
+purpose=${1:?$usage}
 
-# packages, and what each is for
-build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config:finds_libraries
-libc6-dev:C_library libopenmpi-dev:MPI_for_several_processes openmpi-bin:mpirun
-libibverbs-dev:RDMA_networks libdnnl-dev:matrix_products_on_the_CPU(oneDNN) libjansson-dev:JSON
-libxxhash-dev:checksums_of_checkpoints libsentencepiece-dev:tokenizer
-libssl-dev:encrypts_packets(OpenSSL) libcurl4-openssl-dev:asks_etcd_who_takes_part"
-case $(uname -m) in x86_64) ;; *) build=$(echo "$build" | sed 's/libdnnl-dev:[^ ]*/libopenblas-dev:matrix_products_on_the_CPU/') ;; esac
-quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:trains_a_tokenizer
-python3:reads_logs python3-matplotlib:plots"
-sweep="$quickstart python3-scipy:intervals_(Student's_t)"
-lint="$build libcmocka-dev:C_unit_tests clang-tidy:finds_faults_in_C clang-format:formats_C"
-check="$build libcmocka-dev:C_unit_tests clang-format:formats_C python3-pytest:runs_the_tests
-python3-pytest-xdist:runs_several_at_once python3-numpy:references sentencepiece:trains_a_tokenizer
-python3-sentencepiece:the_tokenizer_to_compare_with"
-test="$sweep libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests
-python3-pytest-xdist:runs_several_at_once python3-numpy:references
-python3-sentencepiece:the_tokenizer_to_compare_with
-xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_environment
-iproute2:network_namespaces nginx-light:a_web_service_beside_training nftables:loses_packets
-ethtool:switches_off_segmentation etcd-server:knows_who_takes_part(etcd)
-openssh-server:starts_ranks_on_hosts_of_tests_(the_system's_own_stays_off)
-slurmctld:a_cluster_of_tests_(Slurm) slurmd:its_nodes slurm-client:starts_ranks_on_them
-clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library
-libns3-dev:simulates_a_network(ns-3)"
-[ "$(uname -m)" != x86_64 ] ||
-    test="$test qemu-system-x86:virtual_machine_with_RDMA_devices busybox-static:starts_it
-gcc-aarch64-linux-gnu:compiles_for_another_processor g++-aarch64-linux-gnu:links_there
-libc6-dev-arm64-cross:its_C_library qemu-user:runs_its_programs"
-simulate="g++:C++_compiler make:builds libns3-dev:simulates_a_network(ns-3) python3-numpy:statistics
-python3-matplotlib:plots"
-bench="$test libopenblas0:another_BLAS_to_compare_with"
-
+# Which groups of the table below each purpose takes.
 case $purpose in
-build) wanted=$build ;; quickstart) wanted=$quickstart ;; sweep) wanted=$sweep ;; check) wanted=$check ;;
-test) wanted=$test ;;
-lint) wanted=$lint ;; bench) wanted=$bench ;;
-simulate) wanted=$simulate ;;
-*) echo "scripts/dependencies.sh: expected build, quickstart, sweep, check, test, lint, bench or simulate, got '$purpose'" >&2; exit 2 ;;
+build) groups="build" ;;
+quickstart) groups="build quickstart" ;;
+sweep) groups="build quickstart sweep" ;;
+check) groups="build format units" ;;
+test) groups="build quickstart sweep format units test part" ;;
+lint) groups="build format lint" ;;
+bench) groups="build quickstart sweep format units test part bench" ;;
+simulate) groups="simulate" ;;
+*) echo "$usage; got '$purpose'" >&2; exit 2 ;;
 esac
 
+# Where: on all machines, on those with this processor or (!) another, or on releases after Debian 13 and on
+# Ubuntu. If a release does not have a package of group "part", which serves one part of the tests alone, then
+# these tests are skipped.
+table() {
+    cat <<'END'
+build       gcc                     all      C compiler
+build       g++                     all      links the C++ tokenizer library
+build       make                    all      builds
+build       pkg-config              all      finds libraries
+build       libc6-dev               all      C library
+build       libopenmpi-dev          all      MPI for several processes
+build       openmpi-bin             all      mpirun
+build       libibverbs-dev          all      RDMA networks
+build       libdnnl-dev             x86_64   matrix products on the CPU (oneDNN)
+build       libopenblas-dev         !x86_64  matrix products on the CPU
+build       libjansson-dev          all      JSON
+build       libxxhash-dev           all      checksums of checkpoints
+build       libsentencepiece-dev    all      tokenizer
+build       libabsl-dev             14+      included by the headers of SentencePiece 0.2.1
+build       libssl-dev              all      encrypts packets (OpenSSL)
+build       libcurl4-openssl-dev    all      asks etcd who takes part
+quickstart  bible-kjv               all      the text that quickstart trains on
+quickstart  sentencepiece           all      trains a tokenizer
+quickstart  python3                 all      reads logs
+quickstart  python3-matplotlib      all      plots
+sweep       python3-scipy           all      intervals (Student's t)
+format      clang-format            all      formats C
+units       libcmocka-dev           all      C unit tests
+units       python3-pytest          all      runs the tests
+units       python3-pytest-xdist    all      runs several at once
+units       python3-numpy           all      references
+units       sentencepiece           all      trains a tokenizer
+units       python3-sentencepiece   all      the tokenizer to compare with
+units       iproute2                all      network namespaces
+lint        libcmocka-dev           all      C unit tests
+lint        clang-tidy              all      finds faults in C
+test        python3-setuptools      all      builds lossynet for Python
+test        python3-pip             all      installs what results are compared with
+test        python3-venv            all      virtual environments for that
+part        xxhash                  all      checks checksums of checkpoints
+part        nginx-light             all      a web service beside training
+part        nftables                all      loses packets
+part        ethtool                 all      switches off segmentation
+part        etcd-server             all      knows who takes part (etcd)
+part        openssh-server          all      starts ranks on hosts of tests (the system's own stays off)
+part        slurmctld               all      a cluster of tests (Slurm)
+part        slurmd                  all      its nodes
+part        slurm-client            all      starts ranks on them
+part        clang                   all      makes up packets and files (libFuzzer)
+part        libclang-rt-dev         all      libFuzzer's library
+part        libns3-dev              all      simulates a network (ns-3)
+part        qemu-system-x86         x86_64   virtual machine with RDMA devices
+part        busybox-static          x86_64   starts it
+part        gcc-aarch64-linux-gnu   x86_64   compiles for another processor
+part        g++-aarch64-linux-gnu   x86_64   links there
+part        libc6-dev-arm64-cross   x86_64   its C library
+part        qemu-user               x86_64   runs its programs
+simulate    g++                     all      C++ compiler
+simulate    make                    all      builds
+simulate    libns3-dev              all      simulates a network (ns-3)
+simulate    python3-numpy           all      statistics
+simulate    python3-matplotlib      all      plots
+bench       libopenblas0            all      another BLAS to compare with
+END
+}
+
+processor=$(uname -m)
+release=$(. /etc/os-release 2>/dev/null && echo "${ID:-}${VERSION_ID:-}" || true)
+is_here() { # WHERE
+    case $1 in
+    all | "$processor") ;;
+    !*) [ "${1#!}" != "$processor" ] ;;
+    14+) case $release in debian1[0-3]) return 1 ;; esac ;;
+    *) return 1 ;;
+    esac
+}
+wanted() { # lines "package group what it is for", each package once
+    table | while read -r group package where reason; do
+        case " $groups " in *" $group "*) is_here "$where" && echo "$package $group $reason" ;; esac
+    done | sort -u -k 1,1
+}
+
+if [ "${2:-}" = --list ]; then
+    wanted | cut -d ' ' -f 1
+    exit 0
+fi
 if ! command -v apt-get >/dev/null 2>&1; then
     echo "No apt-get here. If the next step misses something, install the equivalents of:"
-    for entry in $wanted; do echo "  ${entry%%:*}"; done
+    wanted | sed 's/\([^ ]*\).*/  \1/'
     exit 0
 fi
 
-missing=
-for entry in $wanted; do
-    package=${entry%%:*}
+missing=$(wanted | while read -r package group reason; do
     state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-    [ "$state" = installed ] || missing="$missing $entry"
-done
+    [ "$state" = installed ] || echo "$package $group $reason"
+done)
 [ -n "$missing" ] || exit 0
+needed=$(echo "$missing" | sed -n '/^[^ ]* part /!s/ .*//p' | tr '\n' ' ')
+parts=$(echo "$missing" | sed -n 's/ part .*//p' | tr '\n' ' ')
 
-echo "To $purpose, these packages of the distribution are missing and will be installed:"
-names=
-for entry in $missing; do
-    printf '  %-22s %s\n' "${entry%%:*}" "$(echo "${entry#*:}" | tr _ ' ')"
-    names="$names ${entry%%:*}"
-done
 sudo=
 if [ "$(id -u)" != 0 ]; then
-    if ! command -v sudo >/dev/null 2>&1; then
-        echo "scripts/dependencies.sh: neither root nor sudo; run as root: apt-get install$names" >&2
+    sudo=sudo
+    if ! { command -v sudo && sudo apt-get --version; } >/dev/null; then
+        echo "scripts/dependencies.sh: this user is not root and may not use sudo; as root: apt-get install $needed$parts" >&2
         exit 1
     fi
-    sudo=sudo
 fi
-case $names in *openssh-server*) # Debian does not start it where this file is
+echo "To $purpose, these packages of the distribution are missing and will be installed:"
+echo "$missing" | while read -r package _ reason; do printf '  %-22s %s\n' "$package" "$reason"; done
+
+log=$(mktemp)
+install() { # PACKAGE...
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >>"$log" 2>&1
+}
+# shellcheck disable=SC2086
+if ! $sudo apt-get update >"$log" 2>&1 || { [ -n "$needed" ] && ! install $needed; }; then
+    tail -n 20 "$log" >&2
+    echo "scripts/dependencies.sh: apt-get failed, see above; full output in $log" >&2
+    exit 1
+fi
+case " $parts" in *" openssh-server "*) # Debian does not start it where this file is
     $sudo mkdir -p /etc/ssh
     $sudo touch /etc/ssh/sshd_not_to_be_run
     echo "  (To have this machine's own SSH server, remove /etc/ssh/sshd_not_to_be_run.)" ;;
 esac
-log=$(mktemp)
-if ! { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive \
-       apt-get install -y --no-install-recommends $names; } >"$log" 2>&1; then
-    tail -n 20 "$log" >&2
-    echo "scripts/dependencies.sh: apt-get failed, see above; full output in $log" >&2
-    exit 1
+# shellcheck disable=SC2086
+if [ -n "$parts" ] && ! install $parts; then
+    for package in $parts; do
+        install "$package" || echo "  $package cannot be installed here: $(grep '^E:' "$log" | tail -n 1); its tests are skipped"
+    done
 fi
 rm -f "$log"

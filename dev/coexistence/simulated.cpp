@@ -159,10 +159,15 @@ static std::vector<Ptr<Socket>> senders; // UDP: one per server; TCP: servers x 
 static std::vector<uint32_t> turns;      // packets sent so far, per server
 static bool traffic_stopped;
 
-// Of a peer; ns-3 takes the DSCP of what is sent from here.
+// ns-3.37 takes the DSCP of what is sent from a peer's address, and later versions take it from the socket.
+template <class Address> auto mark(Address &address, int) -> decltype(address.SetTos(0)) {
+    address.SetTos(TOS_TRAINING);
+}
+template <class Address> void mark(Address &, ...) {}
+
 static InetSocketAddress training_address(uint32_t peer) {
     InetSocketAddress address(addresses[peer], TRAINING);
-    address.SetTos(TOS_TRAINING);
+    mark(address, 0);
     return address;
 }
 
@@ -221,6 +226,7 @@ static void start_training(void) {
     for (uint32_t host = 0; host < options.servers; ++host) {
         for (uint32_t peer = 0; peer < (options.reliable ? options.servers : 1); ++peer) {
             senders.push_back(open_socket(host, options.reliable));
+            senders.back()->SetIpTos(TOS_TRAINING);
             if (options.reliable && peer != host) senders.back()->Connect(training_address(peer));
         }
         // After 10 ms of connecting, each server at its own point of the rotation's period.

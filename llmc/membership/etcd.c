@@ -220,6 +220,7 @@ static enum store_status ask(struct etcd *e, const char *path, json_t *request, 
     *answer = json_loadb(e->answer ? e->answer : "", e->bytes, 0, &wrong);
     if (code == 200 && json_is_object(*answer)) return STORE_DONE;
     const char *said = json_string_value(json_object_get(*answer, "error"));
+    if (!said) said = json_string_value(json_object_get(*answer, "message")); /* newer versions */
     char text[200];
     snprintf(text, sizeof text, "HTTP status %ld, %s", code, said ? said : "which is not etcd's");
     json_decref(*answer);

@@ -1,4 +1,5 @@
 """Builds liblossynet.so with the project's Makefile, without MPI, and puts it into the package."""
+import os
 import pathlib
 import re
 import shutil
@@ -17,7 +18,8 @@ class BuildLibrary(build_py):
     def run(self):
         super().run()
         build = pathlib.Path(self.get_finalized_command("build").build_temp).resolve()
-        subprocess.run(["make", "-j4", "-C", ROOT, "MPI=0", "WERROR=", f"BUILD={build}", "liblossynet"],
+        relative = os.path.relpath(build, ROOT)  # make takes no path with a space, such as that of the clone
+        subprocess.run(["make", "-j4", "-C", ROOT, "MPI=0", "WERROR=", f"BUILD={relative}", "liblossynet"],
                        check=True)
         package = ROOT / "lossynet/python" if self.editable_mode else pathlib.Path(self.build_lib)
         shutil.copy2(build / "liblossynet" / "liblossynet.so", package / "lossynet")

@@ -89,7 +89,7 @@ def test_unequal_groups_weigh_by_size(data, tmp_path):
 def test_members_who_wait_still_send(data, tmp_path):
     """A member that waits for another at their barrier must still call MPI, or all ranks would hang: MPI
     moves messages above the eager limit only inside the sender's calls, and here all are above it."""
-    moved = {"OMPI_MCA_btl_vader_eager_limit": "64"}
+    moved = {"OMPI_MCA_btl_vader_eager_limit": "128"}
     succeed(*options(data, "--group=2", "--steps=6", "--save-every=3", f"--out={tmp_path}/out"),
             ranks=4, environment=moved)
     assert len(events(tmp_path / "out" / "log.jsonl", "step")) == 6

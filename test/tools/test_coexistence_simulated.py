@@ -19,6 +19,9 @@ SMALL = {"servers": 8, "messages": 2500, "seconds": 0.06, "warmup": 0.02}
 
 if not pathlib.Path("/usr/include/ns3/internet-module.h").exists():
     pytest.skip("no libns3-dev; the simulated network was not tried", allow_module_level=True)
+if not PROGRAM.exists():
+    pytest.skip(f"not built with this ns-3, see {PROGRAM}.log; the simulated network was not tried",
+                allow_module_level=True)
 
 
 def simulate(**settings):

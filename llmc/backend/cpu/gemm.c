@@ -23,10 +23,11 @@ static void openblas_start(void) {
 
 int gemm_limit(enum gemm_level level) {
 #ifdef GEMM_ONEDNN
-    static const dnnl_cpu_isa_t most[] = {[GEMM_X86_64_V2] = dnnl_cpu_isa_sse41,
-                                          [GEMM_X86_64_V3] = dnnl_cpu_isa_avx2,
-                                          [GEMM_X86_64_V4] = dnnl_cpu_isa_avx512_core,
-                                          [GEMM_ALL] = dnnl_cpu_isa_all};
+    static const dnnl_cpu_isa_t most[] = {
+        [GEMM_X86_64_V2] = dnnl_cpu_isa_sse41,
+        [GEMM_X86_64_V3] = dnnl_cpu_isa_avx2,
+        [GEMM_X86_64_V4] = dnnl_cpu_isa_avx512_core,
+        [GEMM_ALL] = (dnnl_cpu_isa_t)0}; // all, under other names in oneDNN 2 and 3
     return dnnl_set_max_cpu_isa(most[level]) == dnnl_success ? 0 : -1;
 #else
     (void)level;
