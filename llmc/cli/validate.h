@@ -30,7 +30,8 @@ int validate_options(const struct options *options, int ranks);
 /* The number of tokens of a sequence, for a model with a context of `positions` tokens. */
 int validate_sequence_length(const struct options *options, int positions);
 
-#define TRAIN_LLAMA2_VERSION "0.1.0" /* MAJOR.MINOR.PATCH; dev/CHANGELOG.md says what changed */
+/* MAJOR.MINOR.PATCH. MINOR changes when an option, a field of the log or a file format does. */
+#define TRAIN_LLAMA2_VERSION "0.1.0"
 
 /* --help, --version: prints the answer. Returns the exit code. */
 int validate_answer(const struct options *options, const char *revision);
