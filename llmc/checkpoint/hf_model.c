@@ -13,7 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "llmc/data/tokenizer_file.h"
 #include "llmc/util/file.h"
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/safetensors.h"
@@ -23,8 +22,6 @@
  * removed. */
 static const char *const file_patterns[] = {"config.json",
                                             "model.safetensors",
-                                            "tokenizer.model",
-                                            "tokenizer.json",
                                             "trainer.json",
                                             "model.safetensors.index.json",
                                             "model-[0-9]*-of-[0-9]*.safetensors",
@@ -34,7 +31,7 @@ static const char *const file_patterns[] = {"config.json",
 static bool is_known(const char *name) {
     for (size_t i = 0; i < sizeof file_patterns / sizeof *file_patterns; i++)
         if (fnmatch(file_patterns[i], name, 0) == 0) return true;
-    return false;
+    return carried_is_file(name);
 }
 
 /* ---- shards ------------------------------------------------------------------------------ */
@@ -248,13 +245,10 @@ static int write_index(const char *directory, const struct named_tensor *tensors
 /* config.json comes last: without it no program accepts the directory as a model. */
 int hf_model_write_rest(const char *directory, const struct llama_config *config,
                         const struct named_tensor *tensors, size_t count, int shards,
-                        const char *tokenizer_path) {
-    char path[FILE_PATH_BYTES];
+                        const struct carried *carried) {
     if (shards > 1 && write_index(directory, tensors, count, shards)) return -1;
-    if (tokenizer_path && (file_join(path, directory, tokenizer_file_name(tokenizer_path)) ||
-                           file_copy(tokenizer_path, path)))
-        return -1;
-    return config_write(directory, config);
+    if (carried_write(carried, directory)) return -1;
+    return config_write(directory, config, carried_fields(carried));
 }
 
 /* Renames `partial` to `directory`, in one system call where the file system supports it, and
@@ -337,8 +331,9 @@ void hf_model_abandon(const char *directory) {
     if (hf_model_partial(directory, partial) == 0) hf_model_remove(partial);
 }
 
-int hf_model_write(const char *directory, const struct llama_config *config,
-                   const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
+static int write_all(const char *directory, const struct llama_config *config,
+                     const struct named_tensor *tensors, size_t count,
+                     const struct carried *carried) {
     char partial[FILE_PATH_BYTES];
     int shards = 1, failed = 0;
     if (hf_model_begin(directory) || hf_model_partial(directory, partial)) return -1;
@@ -346,8 +341,18 @@ int hf_model_write(const char *directory, const struct llama_config *config,
         if (tensors[i].shard >= shards) shards = tensors[i].shard + 1;
     for (int s = 0; s < shards && !failed; s++)
         failed = hf_model_write_shard(partial, tensors, count, s, shards);
-    if (!failed && !hf_model_write_rest(partial, config, tensors, count, shards, tokenizer_path))
+    if (!failed && !hf_model_write_rest(partial, config, tensors, count, shards, carried))
         return hf_model_commit(directory);
     hf_model_abandon(directory); /* a full disk needs the space */
     return -1;
+}
+
+int hf_model_write(const char *directory, const struct llama_config *config,
+                   const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
+    const char *const nothing = NULL;
+    struct carried *carried;
+    if (carried_open(&nothing, tokenizer_path, &carried)) return -1;
+    const int status = write_all(directory, config, tensors, count, carried);
+    carried_close(carried);
+    return status;
 }

@@ -3,7 +3,8 @@
  *     config.json        the shape (config.h)
  *     model.safetensors  the parameters, float32, under Hugging Face's names; or for a large model
  *     model-00001-of-00003.safetensors, ..., model.safetensors.index.json   the same in shards
- *     tokenizer.model    or tokenizer.json, if there is one (tokenizer_file.h)
+ *     tokenizer.model    or tokenizer.json, if there is one (tokenizer_file.h), and other files that this
+ *                        program copies (carried.h)
  *     trainer.json, optimizer-*.safetensors   the rest of a training run's state (resume.h)
  *
  * LlamaForCausalLM.from_pretrained(DIR) reads what hf_model_write wrote, and hf_model_read reads
@@ -15,6 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "llmc/checkpoint/carried.h"
 #include "llmc/model/config.h"
 #include "llmc/model/tensors.h"
 #include "llmc/util/file.h"
@@ -49,7 +51,7 @@ int hf_model_write(const char *directory, const struct llama_config *config,
 /* The same in parts, for writers that add their own files (async_writer.c). `begin` creates an
  * empty directory, and `partial` returns its name. `write_shard` writes the tensors of a shard into
  * it; only these tensors need data. `write_rest` writes the index of the shards, if there are
- * several, the tokenizer and config.json. `commit` syncs it and renames it to DIR. `abandon`
+ * several, what is carried (carried.h; NULL: nothing) and config.json. `commit` syncs it and renames it to DIR. `abandon`
  * removes it. The writers' own files may be trainer.json, optimizer-NNNNN-of-NNNNN.safetensors and
  * files-NNNNN-of-NNNNN.json. All return 0, or -1 after reporting. */
 int hf_model_begin(const char *directory);
@@ -58,7 +60,7 @@ int hf_model_write_shard(const char *directory, const struct named_tensor *tenso
                          int shard, int shards);
 int hf_model_write_rest(const char *directory, const struct llama_config *config,
                         const struct named_tensor *tensors, size_t count, int shards,
-                        const char *tokenizer_path);
+                        const struct carried *carried);
 int hf_model_commit(const char *directory);
 void hf_model_abandon(const char *directory);
 

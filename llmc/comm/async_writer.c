@@ -23,7 +23,6 @@
 
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/comm/data_parallel_model.h"
-#include "llmc/data/tokenizer_file.h"
 #include "llmc/log/error.h"
 #include "llmc/util/stop_signal.h"
 
@@ -39,7 +38,7 @@ struct note { /* what a rank sends to the others */
 struct async_writer {
     struct data_parallel *dp;
     const struct run_info *facts;
-    const char *tokenizer;
+    struct carried *carried; /* rank 0 */
     bool continues;
     struct note *mine,
         *all; /* [local], [workers]: only the entry of a rank's first worker is used */
@@ -76,16 +75,6 @@ static void set_state(struct async_writer *s, enum state state) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The tokenizer to copy: the trainer's, or the one of the model that the run started from. If that
- * model was one of our checkpoints and has been removed, the one of the newest checkpoint. NULL if
- * there is none. */
-static const char *find_tokenizer(const struct async_writer *s, char path[FILE_PATH_BYTES]) {
-    const char *last = async_writer_last(s);
-    if (s->tokenizer) return s->tokenizer;
-    if (!tokenizer_file_in(path, s->facts->options->model) && !access(path, R_OK)) return path;
-    return *last && !tokenizer_file_in(path, last) && !access(path, R_OK) ? path : NULL;
-}
-
 static int write_state(struct async_writer *s, const char *partial, json_t *files) {
     char path[FILE_PATH_BYTES], name[64];
     resume_file_name(s->facts->rank, s->facts->ranks, name);
@@ -108,17 +97,15 @@ static int write_shards(struct async_writer *s, const char *partial, json_t *fil
 
 /* Rank 0 writes the model's other files. */
 static int write_rest(struct async_writer *s, const char *partial, json_t *files) {
-    static const char *const names[] = {"model.safetensors.index.json", "tokenizer.model",
-                                        "tokenizer.json", "config.json"};
-    char path[FILE_PATH_BYTES];
     if (hf_model_write_rest(partial, &s->facts->layout->config, s->tensors, s->tensor_count,
-                            s->shards, find_tokenizer(s, path)))
+                            s->shards, s->carried))
         return -1;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (file_join(path, partial, names[i])) return -1;
-        if (!access(path, F_OK) && resume_list_file(files, partial, names[i])) return -1;
-    }
-    return 0;
+    const char *name;
+    for (int i = 0; (name = carried_name(s->carried, i)); i++)
+        if (resume_list_file(files, partial, name)) return -1;
+    if (s->shards > 1 && resume_list_file(files, partial, "model.safetensors.index.json"))
+        return -1;
+    return resume_list_file(files, partial, "config.json");
 }
 
 /* Writes this rank's part. */
@@ -415,6 +402,17 @@ static int agree_behind(struct async_writer *s, int step) {
     return 0;
 }
 
+/* What checkpoints keep of the model that the run began with, or of a checkpoint of the run, if that model
+ * was one of our checkpoints and has been removed. */
+static int carry(struct async_writer *s, const char *tokenizer) {
+    const struct options *o = s->facts->options;
+    const char *last = async_writer_last(s), *sources[4] = {o->model};
+    int count = 1;
+    if (o->resume) sources[count++] = o->resume;
+    if (*last) sources[count++] = last;
+    return carried_open(sources, tokenizer, &s->carried);
+}
+
 bool async_writer_is_behind(const struct async_writer *s) {
     return s && s->behind;
 }
@@ -426,7 +424,7 @@ int async_writer_open(struct data_parallel *d, const struct run_info *facts, con
     if (!o->out) return 0;
     struct async_writer *s = calloc(1, sizeof *s);
     if (!s) return log_out_of_memory("the writer of checkpoints", 0);
-    s->dp = d, s->facts = facts, s->tokenizer = tokenizer, s->continues = continues;
+    s->dp = d, s->facts = facts, s->continues = continues;
     pthread_mutex_init(&s->lock, NULL);
     s->mine = calloc((size_t)facts->local, sizeof *s->mine);
     s->all = calloc((size_t)facts->workers, sizeof *s->all);
@@ -443,7 +441,7 @@ int async_writer_open(struct data_parallel *d, const struct run_info *facts, con
     if (facts->rank == 0 && (o->resume || continues)) recall(s, step);
     if (facts->rank == 0) s->start = resume_last_start(o->out) + !continues;
     if (!s->start) s->start = 1;
-    if (continues && agree_behind(s, step)) {
+    if ((facts->rank == 0 && carry(s, tokenizer)) || (continues && agree_behind(s, step))) {
         async_writer_close(s);
         return -1;
     }
@@ -460,6 +458,7 @@ void async_writer_close(struct async_writer *s) {
     if (s->facts->rank == 0 && s->note.state != IDLE) hf_model_abandon(s->directory);
     for (size_t i = 0; i < s->kept_count; i++) free(s->kept[i]);
     free(s->kept);
+    carried_close(s->carried);
     json_decref(s->trainer);
     snapshot_release(&s->snapshot);
     free(s->model);

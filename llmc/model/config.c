@@ -313,31 +313,55 @@ static json_t *scaling_to_json(const struct rope_scaling *s) {
                      shortest(s->high), "original_max_position_embeddings", s->original);
 }
 
-static json_t *to_json(const struct llama_config *c) {
+/* Fields whose values *config and this program decide. */
+static json_t *decided_to_json(const struct llama_config *c) {
     json_t *size = json_pack("{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}",
                              "architectures", "LlamaForCausalLM", "model_type", "llama",
                              "torch_dtype", "float32", "hidden_size", c->width, "num_hidden_layers",
                              c->layers, "num_attention_heads", c->heads, "num_key_value_heads",
                              c->kv_heads, "head_dim", c->head_size, "intermediate_size", c->hidden,
                              "vocab_size", c->vocabulary, "max_position_embeddings", c->positions);
-    json_t *mathematics = json_pack(
-        "{s:f, s:f, s:o, s:b, s:s, s:b, s:b}", "rms_norm_eps", shortest(c->norm_eps), "rope_theta",
-        shortest(c->rope_theta), "rope_scaling", scaling_to_json(&c->rope_scaling),
-        "tie_word_embeddings", c->tied, "hidden_act", "silu", "attention_bias", 0, "mlp_bias", 0);
-    json_t *rest =
-        json_pack("{s:f, s:f, s:i, s:i, s:b}", "attention_dropout", 0.0, "initializer_range", 0.02,
-                  "bos_token_id", 1, "eos_token_id", 2, "use_cache", 1);
-    bool failed = json_object_update_new(size, mathematics) != 0;
-    failed |= json_object_update_new(size, rest) != 0;
-    if (!failed) return size;
+    json_t *mathematics =
+        json_pack("{s:f, s:f, s:o, s:b, s:s, s:b, s:b, s:f}", "rms_norm_eps", shortest(c->norm_eps),
+                  "rope_theta", shortest(c->rope_theta), "rope_scaling",
+                  scaling_to_json(&c->rope_scaling), "tie_word_embeddings", c->tied, "hidden_act",
+                  "silu", "attention_bias", 0, "mlp_bias", 0, "attention_dropout", 0.0);
+    if (!json_object_update_new(size, mathematics)) return size;
     json_decref(size);
     return NULL;
 }
 
-int config_write(const char *directory, const struct llama_config *config) {
+/* Fields of `other` that say the same as decided ones do, in the words of transformers 5, or what this
+ * program does not write. */
+static bool is_replaced(const char *field) {
+    static const char *const replaced[] = {"dtype", "rope_parameters", "quantization_config"};
+    for (size_t i = 0; i < sizeof replaced / sizeof *replaced; i++)
+        if (!strcmp(field, replaced[i])) return true;
+    return false;
+}
+
+static json_t *to_json(const struct llama_config *c, const json_t *other) {
+    json_t *all = decided_to_json(c);
+    json_t *rest = json_pack("{s:f, s:i, s:i, s:b}", "initializer_range", 0.02, "bos_token_id", 1,
+                             "eos_token_id", 2, "use_cache", 1);
+    bool failed = !all || !rest;
+    const char *field;
+    json_t *value;
+    json_object_foreach((json_t *)other, field, value) {
+        if (!failed && !json_object_get(all, field) && !is_replaced(field))
+            failed = json_object_set(rest, field, value) != 0;
+    }
+    failed |= json_object_update(all, rest) != 0;
+    json_decref(rest);
+    if (!failed) return all;
+    json_decref(all);
+    return NULL;
+}
+
+int config_write(const char *directory, const struct llama_config *config, const json_t *other) {
     char path[FILE_PATH_BYTES];
     if (file_join(path, directory, "config.json")) return -1;
-    json_t *root = to_json(config);
+    json_t *root = to_json(config, other);
     /* 9 digits identify a float exactly */
     char *text = root ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(root);

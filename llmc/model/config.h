@@ -3,6 +3,7 @@
 #ifndef LLMC_MODEL_CONFIG_H
 #define LLMC_MODEL_CONFIG_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -48,8 +49,9 @@ const char *config_preset_names(void);
 int config_read(const char *path, struct llama_config *config);
 
 /* Writes DIR/config.json, synced to disk, such that LlamaForCausalLM.from_pretrained(DIR) builds
- * the same model. Returns 0, or -1 after reporting. */
-int config_write(const char *directory, const struct llama_config *config);
+ * the same model. other: an object with the fields of the config.json that the model came from, or NULL;
+ * those that *config does not decide are kept. Returns 0, or -1 after reporting. */
+int config_write(const char *directory, const struct llama_config *config, const json_t *other);
 
 /* Checks every field: ranges, heads % kv_heads, an even head size, a vocabulary of 1 ... 2^20,
  * and that every tensor has fewer than 2^31 elements. `origin` is the file or preset that an

@@ -46,6 +46,11 @@ bool file_is_directory(const char *path) {
     return !stat(path, &s) && S_ISDIR(s.st_mode);
 }
 
+bool file_is_regular(const char *path) {
+    struct stat s;
+    return !stat(path, &s) && S_ISREG(s.st_mode);
+}
+
 int file_make_directory(const char *path) {
     char part[FILE_PATH_BYTES];
     size_t length = strlen(path);
@@ -112,22 +117,21 @@ int file_finish(int descriptor, const char *path) {
     return status;
 }
 
-int file_write_text(const char *path, const char *text) {
+int file_write_bytes(const char *path, const void *data, size_t bytes) {
     const int descriptor = file_create(path);
     if (descriptor < 0) return -1;
-    const int status = file_write(descriptor, text, strlen(text), path);
+    const int status = file_write(descriptor, data, bytes, path);
     return file_finish(descriptor, path) ? -1 : status;
+}
+
+int file_write_text(const char *path, const char *text) {
+    return file_write_bytes(path, text, strlen(text));
 }
 
 int file_copy(const char *from, const char *to) {
     struct file_map map;
     if (file_map(from, &map) != 0) return -1;
-    int status = -1;
-    int descriptor = file_create(to);
-    if (descriptor < 0) goto unmap;
-    status = file_write(descriptor, map.data, map.bytes, to);
-    if (file_finish(descriptor, to) != 0) status = -1;
-unmap:
+    const int status = file_write_bytes(to, map.data, map.bytes);
     file_unmap(&map);
     return status;
 }

@@ -16,6 +16,7 @@ enum { FILE_PATH_BYTES = 4096 };
 int file_join(char path[FILE_PATH_BYTES], const char *directory, const char *name);
 
 bool file_is_directory(const char *path);
+bool file_is_regular(const char *path);
 
 /* Creates a directory and its parents; one that exists is fine. Returns 0, or -1 after reporting.
  */
@@ -41,6 +42,7 @@ int file_write(int descriptor, const void *data, size_t bytes, const char *path)
 int file_finish(int descriptor, const char *path);
 
 /* Writes a file anew, and syncs it. Returns 0, or -1 after reporting. */
+int file_write_bytes(const char *path, const void *data, size_t bytes);
 int file_write_text(const char *path, const char *text);
 
 /* Copies a file's bytes to a new file and syncs it. */

@@ -71,19 +71,19 @@ static void test_config_round_trip(void **state) {
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         struct llama_config back;
-        assert_int_equal(config_write(scratch, &configs[i]), 0);
+        assert_int_equal(config_write(scratch, &configs[i], NULL), 0);
         assert_int_equal(config_read(scratch, &back), 0);
         assert_same_config(&configs[i], &back);
         assert_int_equal(config_of_model(in_scratch("config.json"), &back), 0); /* the file alone */
         assert_same_config(&configs[i], &back);
     }
     size_t bytes;
-    assert_int_equal(config_write(scratch, &configs[0]), 0);
+    assert_int_equal(config_write(scratch, &configs[0], NULL), 0);
     char *text = read_bytes(in_scratch("config.json"), &bytes);
     assert_non_null(strstr(text, "\"rms_norm_eps\": 1e-5,"));
     assert_non_null(strstr(text, "\"architectures\": [\n    \"LlamaForCausalLM\""));
     free(text);
-    assert_reports(config_write(in_scratch("absent"), &configs[0]), "cannot create");
+    assert_reports(config_write(in_scratch("absent"), &configs[0], NULL), "cannot create");
 }
 
 /* Reads a config.json of this text. */

@@ -465,6 +465,7 @@ static void test_checkpoint_write_errors(void **state) {
     assert_reports(write_model(in_scratch("kept"), &small, 6, NULL), "it holds 'notes.txt'");
     assert_true(exists(in_scratch("kept.partial/notes.txt")));
     unlink(in_scratch("kept.partial/notes.txt"));
+    rmdir(in_scratch("kept.partial"));
 
     write_text(in_scratch("file"), "x");
     assert_reports(write_model(in_scratch("file"), &small, 6, NULL), "Not a directory");
