@@ -47,7 +47,7 @@ LLMC_USES = {
 LLMC_USES["run"] = LLMC_USES["cli"]  # neither knows the other
 LLMC_EVERYWHERE = "llmc/log/error.h"
 # The folders of llmc that may include lossynet's public header.
-KNOWS_LOSSYNET = ("checkpoint", "memory", "comm", "cli", "run")
+KNOWS_LOSSYNET = ("options", "checkpoint", "memory", "comm", "cli", "run")
 
 MEMBERS_MOST = 15
 # Structs that may have more members, and how many.
@@ -55,6 +55,7 @@ LONG = {
     # tables by nature
     "lossynet_settings": 99,  # the settings for callers are one list
     "options": 99,            # a member for each option of the command line
+    "lossynet_options": 99,   # the same of the network
     "backend": 99,            # the operations that each backend has
     "activations": 25,        # the arrays that forward leaves for backward
     "step_metrics": 19,       # the numbers of one line of the log

@@ -183,8 +183,8 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
         } else if (hello[r].wire_dtype != hello[0].wire_dtype) {
             ln_log("rank %d was started with wire dtype %s, rank 0 with %s: expected the "
                    "same on all ranks",
-                   r, ln_wire_dtype_name(hello[r].wire_dtype),
-                   ln_wire_dtype_name(hello[0].wire_dtype));
+                   r, lossynet_wire_dtype_name((int)hello[r].wire_dtype),
+                   lossynet_wire_dtype_name((int)hello[0].wire_dtype));
             status = LOSSYNET_INVALID;
         } else if (hello[r].fingerprint != hello[0].fingerprint) {
             ln_log("rank %d was started with other settings than rank 0: expected the same "

@@ -18,7 +18,8 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
  * that says what was expected. */
 lossynet_status ln_loss_check(const struct lossynet_loss_settings *loss, char *why,
                               size_t why_size);
-const char *ln_wire_dtype_name(uint64_t wire_dtype);
+extern const char *const ln_estimator_names[],
+    *const ln_link_names[], *const ln_wire_dtype_names[]; /* a NULL ends each */
 
 /* A lossynet_share that uses the world's own, or MPI (bootstrap.c). */
 lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *world, void *all,

@@ -218,12 +218,7 @@ struct lossynet_settings {
     void *log_context;
 };
 
-/* Names as on the command line ("mean", ...). Return false when there is no such name. */
-bool lossynet_estimator_parse(const char *name, lossynet_estimator *out);
-bool lossynet_link_parse(const char *name, lossynet_link_kind *out);
-/* "default", "le" (RFC 8622), "cs0" ... "cs7", "af11" ... "af43", "va", "ef", "0" ... "63" */
-bool lossynet_traffic_class_parse(const char *name, int *dscp);
-const char *lossynet_estimator_name(lossynet_estimator estimator);
+const char *lossynet_estimator_name(lossynet_estimator estimator); /* "mean", ... */
 
 /* ---- ranks that a launcher started ---------------------------------------------------- */
 
@@ -404,10 +399,10 @@ double lossynet_drift_paper(double p, double sigma2); /* 2p/(1+p) sigma2 */
 
 /* ---- for programs in other languages (named.c) ------------------------------------------ */
 
-/* Settings by name and value, as text. The names are those of the trainer's options without "--",
- * and each has a default: the rule that the trainer follows. What a caller of the library does
- * itself can be read from them: "lead", "look-ahead" (for lossynet_broadcast_ahead), "carry" (for
- * lossynet_error_feedback_share). */
+/* Settings by name and value, as text. The names are those of the trainer's options without "--", and
+ * ranges and defaults are the trainer's (options.c). What a caller of the library does itself can be
+ * read from them: "lead", "look-ahead" (for lossynet_broadcast_ahead), "carry" (for
+ * lossynet_error_feedback_share; "auto": 1). */
 struct lossynet_named; /* opaque */
 
 /* bucket_elements: [buckets], copied. NULL: no memory, after one logged line. */
@@ -420,8 +415,8 @@ lossynet_status lossynet_named_set(struct lossynet_named *named, const char *nam
 /* A value as it was set, until it is set again. NULL: there is no such name. */
 const char *lossynet_named_get(const struct lossynet_named *named, const char *name);
 const char *lossynet_named_name(int index); /* 0, 1, ...: the names; NULL after the last */
-/* For lossynet_open. Valid until the next lossynet_named_set or lossynet_named_close. */
-const struct lossynet_settings *lossynet_named_settings(const struct lossynet_named *named);
+/* For lossynet_open with so many ranks. Valid until the next of these calls. */
+const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks);
 
 /* sizeof of struct lossynet_world, lossynet_counters or lossynet_drift ("world", ...), which such a
  * program declares again and compares. 0: another name. */

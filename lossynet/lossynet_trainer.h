@@ -1,5 +1,5 @@
 /* lossynet_trainer.h — what a trainer needs beside lossynet.h: ranks that come and go, memory of its own and
- * of devices, late ranks and replays, resuming, and a look at the network before a run.
+ * of devices, late ranks and replays, the table of options, resuming, and a look at the network before a run.
  */
 #ifndef LOSSYNET_TRAINER_H
 #define LOSSYNET_TRAINER_H
@@ -185,6 +185,106 @@ void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead);
 /* Says in *out what a worker does in the present step. Returns whether this is a replay; only then
  * `worker` may be any worker, not just a local one. */
 bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out);
+
+/* ---- the table of options (options.c) --------------------------------------------------- */
+
+/* What others must know about an option. With RUN alone it is a part of what a run is: all ranks
+ * have the same value, and a sweep (scripts/sweeps) names a run by it. Programs whose tables have
+ * such lines may add marks from 1 << 16 on, and 4 and 16. */
+enum lossynet_option_mark {
+    LOSSYNET_RUN = 0,
+    LOSSYNET_RESUMED = 1,   /* with another value a resumed run has other results, and says so */
+    LOSSYNET_NEUTRAL = 2,   /* changes no result: a sweep does not name a run by it */
+    LOSSYNET_EACH_RANK = 8, /* a rank may have another value: its files, its devices */
+    /* What else must be so for the option to have an effect. Where it is not, a run says so. */
+    LOSSYNET_IF_LOSES = 1 << 8,      /* phases that are not `lossless` */
+    LOSSYNET_IF_LOSSY = 1 << 9,      /* the same, with owners that broadcast parameters */
+    LOSSYNET_IF_ESTIMATES = 1 << 10, /* the same, or owners that average gradients */
+    LOSSYNET_IF_DATAGRAMS = 1 << 11, /* link udp or verbs */
+};
+
+enum lossynet_option_kind {
+    LOSSYNET_OPTION_TITLE,     /* no option: a title for those that follow */
+    LOSSYNET_OPTION_ELSEWHERE, /* in a program's table: the option that the library has of this name */
+    LOSSYNET_OPTION_FLAG,      /* bool */
+    LOSSYNET_OPTION_TEXT,      /* const char *, the text that was given */
+    LOSSYNET_OPTION_WHOLE,     /* int */
+    LOSSYNET_OPTION_WHOLE64, /* int64_t */
+    LOSSYNET_OPTION_REAL,    /* double */
+    LOSSYNET_OPTION_CHOICE   /* int, the index of a name in `choices` */
+};
+
+struct lossynet_option {
+    const char *name;
+    enum lossynet_option_kind kind;
+    size_t offset;              /* of its value */
+    unsigned marks;             /* enum lossynet_option_mark */
+    const char *initial;        /* default, as text; NULL: none; "-1": follows from others */
+    double low, high;           /* WHOLE and REAL: allowed range, both ends included */
+    const char *const *choices; /* CHOICE: names, and a NULL after them */
+    /* For --help. A WHOLE or REAL whose argument begins with "auto|" may be `auto`, LOSSYNET_AUTO.
+     * One with "[," in it has two numbers in its field, by phase: gradients, parameters. */
+    const char *argument, *help;
+    bool (*fits)(
+        const char *text); /* TEXT: NULL, or whether the text has the right form; which is */
+    const char *expected;
+};
+
+enum { LOSSYNET_AUTO = -1 };
+enum { LOSSYNET_WIRE_AUTO = LOSSYNET_INT4 + 1 }; /* of wire_dtype below; a program replaces it */
+enum { LOSSYNET_LEAD_AUTO, LOSSYNET_LEAD_OFF };
+
+/* The values of the options in the library's table. */
+struct lossynet_options {
+    double look_ahead;   /* what the caller adds to lossynet_lead */
+    double loss_rate[2]; /* by phase: gradients, parameters */
+    const char *loss_model, *loss_at;
+    int64_t loss_seed; /* -1: 1 */
+    int estimator;     /* lossynet_estimator */
+    int lead;          /* LOSSYNET_LEAD_ */
+    double carry;      /* LOSSYNET_AUTO, or the number; so are the next two */
+    int repair[2];     /* by phase */
+    double repair_budget;
+    int workers; /* 0: one per rank */
+    int link;    /* lossynet_link_kind */
+    int packet_bytes;
+    int wire_dtype; /* lossynet_wire_dtype */
+    const char *interface, *traffic_class;
+    double pace_gbps, loss_budget, peer_timeout; /* peer_timeout -1: the default */
+    const char *deadline, *key_file, *record_loss;
+    bool encrypt;
+    int drift_samples;
+};
+
+/* Line i of the library's table, from 0 on. NULL: there is none. The offsets are in struct
+ * lossynet_options. A program's own table may have it as the first member of its own struct. */
+const struct lossynet_option *lossynet_option_at(int i);
+const struct lossynet_option *lossynet_option_named(const char *name);
+
+/* Parses `text`, and stores the value at values + option->offset; a TEXT itself is kept, not copied.
+ * A FLAG is "0" or "1". False: it does not fit, and `wrong` (`size` bytes) gets a line that begins with
+ * the option's name and says what was expected. The value may have changed then. */
+bool lossynet_option_set(const struct lossynet_option *option, void *values, const char *text,
+                         char *wrong, size_t size);
+void lossynet_option_reset(const struct lossynet_option *option, void *values); /* to its default */
+bool lossynet_option_is_automatic(const struct lossynet_option *option);        /* may be `auto` */
+bool lossynet_option_is_pair(const struct lossynet_option *option);
+
+/* Settings from options, for `ranks` ranks. on_device: vectors are in a device's memory. The caller adds
+ * what is not in the table: groups, buckets, functions. */
+void lossynet_options_apply(const struct lossynet_options *options, int ranks, bool on_device,
+                            struct lossynet_settings *out);
+
+/* Whether packets can be lost: on purpose, or by the link between so many ranks. */
+bool lossynet_options_may_lose(const struct lossynet_options *options, int ranks);
+/* The share for lossynet_error_feedback_share, and the rounds of retransmission. */
+double lossynet_options_carry(const struct lossynet_options *options, int ranks, bool on_device);
+int lossynet_options_rounds(const struct lossynet_options *options, lossynet_phase phase);
+
+/* The bytes of an element in a packet of a phase, with its share of the scale that a block of 32
+ * has. */
+double lossynet_wire_bytes(lossynet_wire_dtype dtype, lossynet_phase phase);
+const char *lossynet_wire_dtype_name(int dtype); /* static text; also of LOSSYNET_WIRE_AUTO */
 
 /* ---- what arrived --------------------------------------------------------------------- */
 

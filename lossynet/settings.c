@@ -1,5 +1,6 @@
-/* settings.c — parses names of settings, and checks that their values make sense. */
+/* settings.c — names of settings, and checks that their values make sense. */
 #include "lossynet/comm.h"
+#include "lossynet/lossynet_trainer.h"
 
 #include <math.h>
 
@@ -23,35 +24,19 @@ const char *lossynet_status_string(lossynet_status status) {
 
 /* ---- names ---- */
 
-static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
-static const char *const wire_dtype_names[] = {"float32", "bf16", "int8", "int6", "int4"};
-static const char *const link_names[] = {"auto", "mpi", "udp", "verbs"};
-
-static int find(const char *name, const char *const *names, int count) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(name, names[i]) == 0) return i;
-    return -1;
-}
-
-bool lossynet_estimator_parse(const char *name, lossynet_estimator *out) {
-    int found = find(name, estimator_names, 4);
-    if (found >= 0) *out = (lossynet_estimator)found;
-    return found >= 0;
-}
-
-bool lossynet_link_parse(const char *name, lossynet_link_kind *out) {
-    int found = find(name, link_names, 4);
-    if (found >= 0) *out = (lossynet_link_kind)found;
-    return found >= 0;
-}
+const char *const ln_estimator_names[] = {"mean", "balanced", "ht", "zero", NULL};
+const char *const ln_link_names[] = {"auto", "mpi", "udp", "verbs", NULL};
+const char *const ln_wire_dtype_names[] = {"float32", "bf16", "int8", "int6", "int4", "auto", NULL};
 
 const char *lossynet_estimator_name(lossynet_estimator estimator) {
-    return estimator >= LOSSYNET_MEAN && estimator <= LOSSYNET_ZERO ? estimator_names[estimator]
+    return estimator >= LOSSYNET_MEAN && estimator <= LOSSYNET_ZERO ? ln_estimator_names[estimator]
                                                                     : "unknown";
 }
 
-const char *ln_wire_dtype_name(uint64_t wire_dtype) {
-    return wire_dtype <= LOSSYNET_INT4 ? wire_dtype_names[wire_dtype] : "unknown";
+const char *lossynet_wire_dtype_name(int wire_dtype) {
+    return wire_dtype >= LOSSYNET_FLOAT32 && wire_dtype <= LOSSYNET_WIRE_AUTO
+               ? ln_wire_dtype_names[wire_dtype]
+               : "unknown";
 }
 
 /* ---- settings ---- */
@@ -171,19 +156,20 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
     if (blocks && settings->packet_bytes &&
         ln_payload_elements(LOSSYNET_INT8, settings->packet_bytes) == 0) {
         ln_log("packet size %zu bytes: expected at least 36, for a block of wire dtype %s",
-               settings->packet_bytes, ln_wire_dtype_name(settings->wire_dtype));
+               settings->packet_bytes, lossynet_wire_dtype_name((int)settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
     if (settings->memory && settings->wire_dtype &&
         !(blocks ? settings->memory->round_blocks != NULL
                  : settings->memory->masked_round != NULL)) {
         ln_log("wire dtype %s, vectors outside the host's memory: expected %s",
-               ln_wire_dtype_name(settings->wire_dtype), blocks ? "round_blocks" : "masked_round");
+               lossynet_wire_dtype_name((int)settings->wire_dtype),
+               blocks ? "round_blocks" : "masked_round");
         return LOSSYNET_INVALID;
     }
     if (blocks && settings->residuals && !settings->residuals->round) {
         ln_log("wire dtype %s, residuals that are kept apart: expected their function round",
-               ln_wire_dtype_name(settings->wire_dtype));
+               lossynet_wire_dtype_name((int)settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
     if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {
@@ -273,7 +259,7 @@ lossynet_status lossynet_check(const struct lossynet_world *world,
     return status;
 }
 
-/* ---- loss, and traffic classes ---- */
+/* ---- loss ---- */
 
 lossynet_status ln_loss_check(const struct lossynet_loss_settings *settings, char *why,
                               size_t why_size) {
@@ -281,8 +267,4 @@ lossynet_status ln_loss_check(const struct lossynet_loss_settings *settings, cha
     lossynet_status status = ln_loss_open(&loss, settings, why, why_size);
     ln_loss_close(&loss);
     return status;
-}
-
-bool lossynet_traffic_class_parse(const char *name, int *dscp) {
-    return ln_dscp_parse(name, dscp);
 }

@@ -28,29 +28,29 @@ json_t *run_info_event(const struct run_info *run) {
 /* Says what is done about loss, and what `auto` leaves out in this run. */
 static void announce_rule(const struct run_info *run) {
     const struct options *o = run->options;
-    const bool leads = o->lead == OPTION_LEAD_AUTO;
+    const bool leads = o->net.lead == LOSSYNET_LEAD_AUTO;
     const bool again = run->loss.repairs[0] || run->loss.repairs[1];
     const char *what = run->loss.repairs[1] ? "lost packets" : "lost gradients";
-    const bool loses = o->loss_rate[0] > 0 || o->loss_rate[1] > 0 || run->ranks > 1;
+    const bool loses = o->net.loss_rate[0] > 0 || o->net.loss_rate[1] > 0 || run->ranks > 1;
     if (o->algorithm != ALGORITHM_LOSSY || run->workers == 1 || !loses) return;
     printf("against loss: %s%s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
            leads && again ? ", " : "", again ? what : "", again ? " go again" : "",
            (leads || again) && run->loss.carries ? ", " : "",
            run->loss.carries ? "the rest is carried over" : "",
            leads || again || run->loss.carries ? "" : "nothing");
-    if (o->carry == OPTION_AUTO && !run->loss.carries)
+    if (o->net.carry == LOSSYNET_AUTO && !run->loss.carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
                run->be->on_device ? "--device cuda, where that takes memory" : "this --estimator");
-    if (o->repair[0] == OPTION_AUTO && strcmp(o->deadline, "off") != 0)
+    if (o->net.repair[0] == LOSSYNET_AUTO && strcmp(o->net.deadline, "off") != 0)
         printf("note: --deadline: --repair auto goes by --loss-rate, since ranks do not measure "
                "the same loss\n");
 }
 
 void run_info_announce(const struct run_info *run) {
     const struct options *o = run->options;
-    const double gradient = o->loss_rate[0], parameter = o->loss_rate[1];
+    const double gradient = o->net.loss_rate[0], parameter = o->net.loss_rate[1];
     const bool lossless = o->algorithm == ALGORITHM_RELIABLE;
-    const bool tells_type = o->wire_dtype != OPTION_WIRE_FLOAT32;
+    const bool tells_type = o->net.wire_dtype != LOSSYNET_FLOAT32;
     if (run->rank > 0 || o->quiet) return;
     printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s%s\n",
            (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
@@ -69,15 +69,15 @@ void run_info_announce(const struct run_info *run) {
            (double)options_micro_batches(o, run->workers) * run->batch * run->seq);
     if (run->workers > 1)
         printf(", %zu packets of %zu bytes%s%s over %s", run->packets, run->packet_bytes,
-               tells_type ? " of " : "", tells_type ? option_wire_dtype_names[o->wire_dtype] : "",
-               run->link);
+               tells_type ? " of " : "",
+               tells_type ? lossynet_wire_dtype_name(o->net.wire_dtype) : "", run->link);
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
     if (run->workers > 1 && tells_type && o->wire_dtype_chosen)
-        printf("--wire-dtype auto: %s, which %s\n", option_wire_dtype_names[o->wire_dtype],
-               o->wire_dtype == OPTION_WIRE_BF16 ? "the GPU computes in"
-               : options_given(o, &o->link_gbps) ? "suits so slow a link"
-                                                 : "pays for packets that go again");
+        printf("--wire-dtype auto: %s, which %s\n", lossynet_wire_dtype_name(o->net.wire_dtype),
+               o->net.wire_dtype == LOSSYNET_BF16 ? "the GPU computes in"
+               : options_given(o, &o->link_gbps)  ? "suits so slow a link"
+                                                  : "pays for packets that go again");
     announce_rule(run);
     options_print_unused(o);
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {

@@ -16,7 +16,7 @@
 static void expect_repair(const struct options *o, const struct lossynet_settings *network,
                           double resent[2], double left[2]) {
     for (int phase = 0; phase < 2; phase++) {
-        const double p = o->loss_rate[phase], budget = network->retransmission_budget;
+        const double p = o->net.loss_rate[phase], budget = network->retransmission_budget;
         int rounds = network->retransmission_rounds[phase];
         if (rounds == LOSSYNET_ROUNDS_MEASURED)
             rounds = lossynet_rounds_at((lossynet_phase)phase, p, budget, network->error_feedback);
@@ -56,7 +56,7 @@ static int print_host(const struct options *o, const struct lossynet_world *worl
 int dry_run(const struct options *o, const struct lossynet_world *world) {
     struct llama_config c;
     struct param_layout layout;
-    const int workers = o->workers ? o->workers : comm_planned_world(o, world).ranks;
+    const int workers = o->net.workers ? o->net.workers : comm_planned_world(o, world).ranks;
     const struct lossynet_world cluster = {.ranks = workers, .local_ranks = 1};
     if (config_of_model(o->model, &c) ||
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c))
@@ -66,7 +66,8 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     struct memory_plan_settings settings =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, workers, workers, &settings);
-    settings.wire.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
+    settings.wire.header_bytes =
+        LOSSYNET_HEADER_BYTES + (o->net.encrypt ? LOSSYNET_SECURE_BYTES : 0);
     const bool bf16 = o->dtype == OPTION_DTYPE_BF16 || o->dtype == OPTION_DTYPE_FP8;
     settings.run.device = o->device == DEVICE_CUDA || (bf16 && o->device != DEVICE_CPU);
     if (bf16 || (settings.run.device && o->dtype == OPTION_DTYPE_AUTO))

@@ -52,7 +52,7 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     struct llama_config c;
     struct param_layout layout;
     const struct lossynet_world planned = comm_planned_world(o, world);
-    const int workers = o->workers ? o->workers : planned.ranks;
+    const int workers = o->net.workers ? o->net.workers : planned.ranks;
     if (config_of_model(o->model, &c) ||
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c) ||
         param_layout_build(&c, &layout))

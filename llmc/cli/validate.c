@@ -35,7 +35,7 @@ int validate_answer(const struct options *o, const char *revision) {
 }
 
 static int check_modes(const struct options *o, int ranks) {
-    const int workers = o->workers ? o->workers : ranks;
+    const int workers = o->net.workers ? o->net.workers : ranks;
     const bool single = options_one_worker(o);
     if (o->eval + o->dry_run + o->preflight + (o->generate != NULL) + (o->eval_choices != NULL) > 1)
         return log_error("--eval, --eval-choices, --generate, --dry-run and --preflight: expected "
@@ -94,7 +94,7 @@ int validate_options(const struct options *o, int ranks) {
     if (views_check(o, ranks)) return 2;
     if (o->meet) ranks = o->meet_ranks;
     if (check_modes(o, ranks) ||
-        comm_check(o, o->workers ? o->workers : ranks, o->dry_run ? 1 : ranks))
+        comm_check(o, o->net.workers ? o->net.workers : ranks, o->dry_run ? 1 : ranks))
         return 2;
     if (check_tokenizer(o)) return 1;
     if (config_of_model(o->model, &c)) return access(o->model, F_OK) ? 2 : 1;
@@ -112,7 +112,7 @@ struct started { /* how a rank was started */
 };
 
 static void note_options(const struct options *o, struct started *mine) {
-    json_t *all = options_json(o, EACH_RANK), *value;
+    json_t *all = options_json(o, LOSSYNET_EACH_RANK), *value;
     const char *name;
     int i = 0;
     json_object_foreach(all, name, value) {
@@ -127,7 +127,7 @@ static void note_options(const struct options *o, struct started *mine) {
 /* The first option whose value differs between two ranks. */
 static void find_other(const struct options *o, const struct started *a, const struct started *b,
                        char name[64]) {
-    json_t *all = options_json(o, EACH_RANK), *value;
+    json_t *all = options_json(o, LOSSYNET_EACH_RANK), *value;
     const char *key;
     int i = 0;
     name[0] = 0;
@@ -139,7 +139,8 @@ static void find_other(const struct options *o, const struct started *a, const s
 }
 
 int validate_group(struct options *o, const struct lossynet_world *world) {
-    const int workers = o->workers ? o->workers : world->ranks, local = workers / world->ranks;
+    const int workers = o->net.workers ? o->net.workers : world->ranks,
+              local = workers / world->ranks;
     char *end;
     const long size = strtol(o->group, &end, 10);
     if (!strcmp(o->group, "host") && !o->dry_run) {
@@ -208,7 +209,7 @@ static int check(struct options *o, const struct lossynet_world *world, const ch
 static int group_by_host(const struct lossynet_world *world, const struct started *all,
                          struct options *o) {
     static int *sizes; /* never freed, since options point to it */
-    const int local = o->workers ? o->workers / world->ranks : 1;
+    const int local = o->net.workers ? o->net.workers / world->ranks : 1;
     int groups = 0, largest = 0;
     bool equal = true; /* all sizes except the last */
     sizes = calloc((size_t)world->ranks, sizeof *sizes);

@@ -57,13 +57,13 @@ int common_facts_find(const struct options *o, const char *run, struct common_fa
                    (o->train && !o->eval &&
                     dataloader_describe(o->train, out->text[FACT_TRAIN], &vocabulary)) ||
                    find_shape(o, vocabulary, out->text[FACT_MODEL]) ||
-                   (o->key_file && find_key(o->key_file, run, out->text[FACT_KEY]))
+                   (o->net.key_file && find_key(o->net.key_file, run, out->text[FACT_KEY]))
                ? -1
                : 0;
 }
 
 json_t *common_facts_json(const struct options *o, const char *run) {
-    json_t *all = options_json(o, EACH_RANK | EACH_START);
+    json_t *all = options_json(o, LOSSYNET_EACH_RANK | EACH_START);
     struct common_facts facts;
     if (common_facts_find(o, run, &facts)) {
         json_decref(all);

@@ -24,7 +24,7 @@ bool data_parallel_carries(const struct data_parallel *d) {
 bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
     return comm_groups(d->options, d->workers) == 1 ||
            (data_parallel_is_lossless(d) && !comm_leads(d->options, d->workers) &&
-            d->options->wire_dtype == OPTION_WIRE_FLOAT32);
+            d->options->net.wire_dtype == LOSSYNET_FLOAT32);
 }
 
 /* ---- open and close --------------------------------------------------------------------- */
@@ -70,7 +70,7 @@ static void keep_residual(void *context, int worker, size_t offset, size_t n, si
                           const uint8_t *arrived) {
     const struct data_parallel *d = context;
     const struct worker *w = worker_of(d, worker);
-    const bool blocks = d->options->wire_dtype >= OPTION_WIRE_INT8; /* then it holds their error */
+    const bool blocks = d->options->net.wire_dtype >= LOSSYNET_INT8; /* then it holds their error */
     d->be->keep_lost(w->residual + offset, w->grads + offset, arrived, n, packet,
                      blocks ? LOST_ADDED : LOST_ALONE);
 }
@@ -123,7 +123,7 @@ static int open_group(struct data_parallel *d) {
                                 .placement = &d->placement};
     d->group = group;
     return group_open(&d->group, &d->world, d->local, comm_group(d->options) > 1,
-                      d->options->peer_timeout);
+                      d->options->net.peer_timeout);
 }
 
 void data_parallel_find_shards(const struct data_parallel *d, int owner, struct run *run) {

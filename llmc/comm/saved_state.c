@@ -430,14 +430,14 @@ static json_t *saved_value(const json_t *options, const char *name) {
  * differ without any effect on the results. */
 static void compare_options(json_t *list, const json_t *was, const json_t *is) {
     const json_t *old = json_object_get(was, "options"), *now = json_object_get(is, "options");
-    const struct option_entry *e;
+    const struct lossynet_option *e;
     const char *name;
     json_t *value;
     json_object_foreach(json_object_get(is, "settings"), name, value) {
         compare_value(list, name, json_object_get(json_object_get(was, "settings"), name), value);
     }
     for (int i = 0; (e = options_entry(i)) != NULL; i++) {
-        if (!(e->marks & RESUMED)) continue;
+        if (!(e->marks & LOSSYNET_RESUMED)) continue;
         value = saved_value(old, e->name);
         compare_value(list, e->name, value, json_object_get(now, e->name));
         json_decref(value);

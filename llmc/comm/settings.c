@@ -1,7 +1,6 @@
 /* settings.c — see settings.h. */
 #include "llmc/comm/settings.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,45 +21,29 @@ int comm_groups(const struct options *o, int workers) {
     return groups;
 }
 
-static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
-    struct lossynet_loss_settings loss = {{o->loss_rate[0], o->loss_rate[1]},
-                                          o->loss_model,
-                                          (uint64_t)o->loss_seed,
-                                          o->loss_at,
-                                          workers};
-    return loss;
-}
-
 /* ---- what is done about loss ------------------------------------------------------------ */
 
 static bool lead_is_measured(const struct options *o) {
-    return !worker_steps_alone(o) && o->lead == OPTION_LEAD_AUTO;
+    return !worker_steps_alone(o) && o->net.lead == LOSSYNET_LEAD_AUTO;
 }
 
 bool comm_leads(const struct options *o, int workers) {
     if (worker_steps_alone(o) || comm_groups(o, workers) == 1) return false;
-    return (lead_is_measured(o) && o->algorithm == ALGORITHM_LOSSY) || o->look_ahead > 0;
+    return (lead_is_measured(o) && o->algorithm == ALGORITHM_LOSSY) || o->net.look_ahead > 0;
 }
 
 double comm_lead(const struct options *o, const struct lossynet_comm *comm) {
-    return o->look_ahead + (lead_is_measured(o) ? lossynet_lead(comm) : 0);
+    return o->net.look_ahead + (lead_is_measured(o) ? lossynet_lead(comm) : 0);
 }
 
-bool comm_may_lose(const struct options *o, int ranks) {
-    if (o->algorithm == ALGORITHM_RELIABLE) return false;
-    const bool exact = (ranks == 1 && !o->meet) || o->link == LOSSYNET_LINK_MPI;
-    return !exact || o->loss_rate[0] > 0 || o->loss_rate[1] > 0 ||
-           strcmp(o->loss_at, "none") != 0 || strchr(o->loss_model, ':');
-}
-
-static bool carry_fits(const struct options *o) {
-    const bool estimates = o->estimator == LOSSYNET_MEAN || o->estimator == LOSSYNET_ZERO;
-    return o->algorithm == ALGORITHM_LOSSY && estimates;
+/* Ranks that meet may become several. */
+static int ranks_at_most(const struct options *o, int ranks) {
+    return o->meet && ranks == 1 ? 2 : ranks;
 }
 
 double comm_carry(const struct options *o, int ranks, bool on_device) {
-    if (o->carry >= 0) return o->algorithm == ALGORITHM_LOSSY ? o->carry : 0;
-    return carry_fits(o) && comm_may_lose(o, ranks) && !on_device;
+    if (o->algorithm != ALGORITHM_LOSSY) return 0;
+    return lossynet_options_carry(&o->net, ranks_at_most(o, ranks), on_device);
 }
 
 void comm_plan(const struct options *o, int workers, int ranks, struct memory_plan_settings *s) {
@@ -75,7 +58,7 @@ void comm_plan(const struct options *o, int workers, int ranks, struct memory_pl
 static bool sends_again(const struct options *o, const double lost[2]) {
     if (o->algorithm != ALGORITHM_LOSSY || o->plain) return false;
     for (int phase = 0; phase < 2; phase++)
-        if (o->repair[phase] == OPTION_AUTO &&
+        if (o->net.repair[phase] == LOSSYNET_AUTO &&
             lossynet_rounds_at((lossynet_phase)phase, lost[phase], 0, false) > 0)
             return true;
     return false;
@@ -96,22 +79,22 @@ static bool link_is_the_limit(const struct options *o, bool gpu) {
  * are lost that parameters would be sent again, too, at this rate. */
 static int wire_that_pays(const double lost[2]) {
     return lossynet_rounds_at(LOSSYNET_PARAMETER, lost[LOSSYNET_GRADIENT], 0, false) > 0
-               ? OPTION_WIRE_INT6
-               : OPTION_WIRE_INT8;
+               ? LOSSYNET_INT6
+               : LOSSYNET_INT8;
 }
 
 void comm_choose_wire(struct options *o) {
     const bool broadcasts = o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
     const bool gpu = o->device == DEVICE_CUDA ||
                      (o->device == DEVICE_AUTO && access("/dev/nvidiactl", F_OK) == 0);
-    if (o->wire_dtype != OPTION_WIRE_AUTO) return;
+    if (o->net.wire_dtype != LOSSYNET_WIRE_AUTO) return;
     o->wire_dtype_chosen = true;
-    o->wire_dtype = OPTION_WIRE_FLOAT32;
+    o->net.wire_dtype = LOSSYNET_FLOAT32;
     if (!broadcasts || o->plain) return;
-    if (sends_again(o, o->loss_rate) || link_is_the_limit(o, gpu))
-        o->wire_dtype = wire_that_pays(o->loss_rate);
+    if (sends_again(o, o->net.loss_rate) || link_is_the_limit(o, gpu))
+        o->net.wire_dtype = wire_that_pays(o->net.loss_rate);
     else if (gpu && o->dtype != OPTION_DTYPE_FLOAT32)
-        o->wire_dtype = OPTION_WIRE_BF16;
+        o->net.wire_dtype = LOSSYNET_BF16;
 }
 
 void comm_note_loss(const struct options *o, const struct run_metrics *record,
@@ -120,80 +103,42 @@ void comm_note_loss(const struct options *o, const struct run_metrics *record,
     const double rate = metrics_loss_rate(&record->sum, p);
     const double lost[2] = {rate, rate};
     char line[128];
-    if (record->steps != 50 || !o->wire_dtype_chosen || o->wire_dtype >= OPTION_WIRE_INT8 ||
-        o->repair[p] != OPTION_AUTO || !sends_again(o, lost))
+    if (record->steps != 50 || !o->wire_dtype_chosen || o->net.wire_dtype >= LOSSYNET_INT8 ||
+        o->net.repair[p] != LOSSYNET_AUTO || !sends_again(o, lost))
         return;
     snprintf(
         line, sizeof line,
         "note: %.0f%% of packets are lost: --wire-dtype %s leaves room to send more of it again",
-        100 * rate, option_wire_dtype_names[wire_that_pays(lost)]);
+        100 * rate, lossynet_wire_dtype_name(wire_that_pays(lost)));
     progress_message(progress, line);
-}
-
-/* ---- rounds ------------------------------------------------------------------------------ */
-
-/* Only gradients are worth sending again at full size. Small packets leave room for both phases. */
-int comm_rounds(const struct options *o, lossynet_phase phase) {
-    const bool gradient = phase == LOSSYNET_GRADIENT;
-    if (o->repair[phase] != OPTION_AUTO) return o->repair[phase];
-    const bool small = o->wire_dtype >= OPTION_WIRE_INT8;
-    return o->algorithm == ALGORITHM_LOSSY && (gradient || small) ? LOSSYNET_ROUNDS_MEASURED : 0;
-}
-
-/* A fifth of the gradient phase is a tenth of the traffic. What smaller types save of gradients in
- * bf16 may be spent. */
-static double budget_of(const struct options *o) {
-    if (o->repair_budget >= 0) return o->repair_budget;
-    if (o->repair[0] != OPTION_AUTO && o->repair[1] != OPTION_AUTO) return 0;
-    if (o->wire_dtype < OPTION_WIRE_INT8) return 0.2;
-    return option_wire_bytes(OPTION_WIRE_BF16, 0) / option_wire_bytes(o->wire_dtype, 0) - 1;
-}
-
-/* ---- the deadline ----------------------------------------------------------------------- */
-
-static bool parse_deadline(const char *text, double *seconds) {
-    char *end;
-    *seconds = strtod(text, &end);
-    if (!strcmp(text, "auto") || !strcmp(text, "off")) return *seconds = 0, true;
-    return end != text && !*end && isfinite(*seconds) && *seconds > 0;
-}
-
-static bool deadline_fits(const struct options *o) {
-    return o->algorithm == ALGORITHM_LOSSY && o->link != LOSSYNET_LINK_MPI;
 }
 
 /* ---- settings --------------------------------------------------------------------------- */
 
+int comm_rounds(const struct options *o, lossynet_phase phase) {
+    const bool automatic = o->net.repair[phase] == LOSSYNET_AUTO;
+    if (automatic && o->algorithm != ALGORITHM_LOSSY) return 0;
+    return lossynet_options_rounds(&o->net, phase);
+}
+
+static bool deadline_fits(const struct options *o) {
+    return o->algorithm == ALGORITHM_LOSSY && o->net.link != LOSSYNET_LINK_MPI;
+}
+
 struct lossynet_settings comm_settings(const struct options *o, const struct param_layout *l,
                                        int workers, int ranks, bool on_device) {
     struct lossynet_settings s;
-    memset(&s, 0, sizeof s);
-    s.workers = workers;
+    lossynet_options_apply(&o->net, ranks_at_most(o, ranks), on_device, &s);
+    s.workers = s.loss.workers = workers;
     s.group = comm_group(o);
     s.group_sizes = o->group_sizes;
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
-    s.packet_bytes = (size_t)o->packet_bytes;
-    s.wire_dtype = (lossynet_wire_dtype)o->wire_dtype;
-    s.loss = loss_settings(o, workers);
     s.error_feedback = comm_carry(o, ranks, on_device) > 0;
     s.acknowledge_later = true; /* nothing changes gradients before their norm is exchanged */
     for (int phase = 0; phase < 2; phase++)
         s.retransmission_rounds[phase] = comm_rounds(o, (lossynet_phase)phase);
-    s.retransmission_budget = budget_of(o);
-    s.drift_samples = o->drift_samples;
-    s.network.interface = o->interface;
-    s.network.pace_gbps = o->pace_gbps;
-    s.network.loss_budget = o->loss_budget;
-    s.record_loss = o->record_loss;
-    s.network.peer_timeout = o->peer_timeout;
-    s.network.skip_late = deadline_fits(o) && strcmp(o->deadline, "off") != 0;
-    parse_deadline(o->deadline, &s.network.deadline);
-    s.network.encrypt = o->encrypt;
-    s.network.key_file = o->key_file;
-    lossynet_traffic_class_parse(o->traffic_class, &s.network.dscp);
-    s.estimator = (lossynet_estimator)o->estimator;
-    s.link = (lossynet_link_kind)o->link;
+    s.network.skip_late = s.network.skip_late && deadline_fits(o);
     s.lead = lead_is_measured(o);
     if (o->algorithm == ALGORITHM_RELIABLE) {
         s.lead = false; /* nothing is lost */
@@ -229,30 +174,20 @@ static int check_network(const struct options *o, int workers, int ranks) {
 
 int comm_check(const struct options *o, int workers, int ranks) {
     const char *algorithm = algorithm_names[o->algorithm];
-    double deadline;
-    int dscp;
-    if (o->link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE)
+    if (o->net.link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE)
         return log_error("--algorithm reliable: expected a link that loses nothing, --link mpi");
-    if (!lossynet_traffic_class_parse(o->traffic_class, &dscp))
-        return log_error(
-            "--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "
-            "DSCP from 0 to 63, got '%s'",
-            o->traffic_class);
-    if (!parse_deadline(o->deadline, &deadline))
-        return log_error("--deadline: expected auto, off or a number of seconds above 0, got '%s'",
-                         o->deadline);
-    if (strcmp(o->deadline, "off") != 0 && !deadline_fits(o))
+    if (strcmp(o->net.deadline, "off") != 0 && !deadline_fits(o))
         return log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs: "
                          "else ranks wait for each other",
-                         o->deadline);
-    if (o->look_ahead > 0 && worker_steps_alone(o))
+                         o->net.deadline);
+    if (o->net.look_ahead > 0 && worker_steps_alone(o))
         return log_error("--look-ahead: expected --algorithm lossy or reliable, whose owners "
                          "broadcast parameters, got %s",
                          algorithm);
-    if (o->carry > 0 && worker_steps_alone(o))
+    if (o->net.carry > 0 && worker_steps_alone(o))
         return log_error("--carry: expected --algorithm lossy, got %s", algorithm);
-    if (o->wire_dtype != OPTION_WIRE_FLOAT32 && worker_steps_alone(o)) {
-        const char *wire = option_wire_dtype_names[o->wire_dtype];
+    if (o->net.wire_dtype != LOSSYNET_FLOAT32 && worker_steps_alone(o)) {
+        const char *wire = lossynet_wire_dtype_name(o->net.wire_dtype);
         return log_error("--wire-dtype %s: expected --algorithm lossy or reliable, got %s, whose "
                          "workers step on what they receive: most steps are too small for %s",
                          wire, algorithm, wire);
@@ -262,23 +197,23 @@ int comm_check(const struct options *o, int workers, int ranks) {
                          comm_group(o), algorithm);
     if (comm_group(o) > 1 && o->meet)
         return log_error("--group %d: expected no --meet", comm_group(o));
-    if (o->repair_budget > 0 && !comm_rounds(o, LOSSYNET_GRADIENT) &&
+    if (o->net.repair_budget > 0 && !comm_rounds(o, LOSSYNET_GRADIENT) &&
         !comm_rounds(o, LOSSYNET_PARAMETER))
         return log_error("--repair-budget: expected --repair too, the rounds that may use it");
     return check_network(o, workers, ranks);
 }
 
 int comm_check_device(const struct options *o, bool on_device) {
-    if (!on_device || !(o->carry > 0) || !strcmp(o->deadline, "off")) return 0;
+    if (!on_device || !(o->net.carry > 0) || !strcmp(o->net.deadline, "off")) return 0;
     return log_error("--deadline %s on a GPU: expected no --carry, which waits for every rank's "
                      "acknowledgement there",
-                     o->deadline);
+                     o->net.deadline);
 }
 
 int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int *step) {
     uint64_t number = (uint64_t)*step;
     bool idle;
-    lossynet_error_feedback_share(comm, o->carry < 0 ? 1 : o->carry);
+    lossynet_error_feedback_share(comm, o->net.carry < 0 ? 1 : o->net.carry);
     if (lossynet_step_follow(comm, &number, &idle)) return -1;
     *step = (int)number;
     return 0;

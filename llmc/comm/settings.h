@@ -40,9 +40,6 @@ void comm_choose_wire(struct options *options);
 void comm_note_loss(const struct options *options, const struct run_metrics *record,
                     struct progress *progress);
 
-/* Whether packets can be lost: on purpose, or by the link between so many ranks. */
-bool comm_may_lose(const struct options *options, int ranks);
-
 /* The share of lost gradients that their senders add to the next ones (--carry). */
 double comm_carry(const struct options *options, int ranks, bool on_device);
 

@@ -75,15 +75,15 @@ int views_check(const struct options *o, int ranks) {
         return log_error("--meet: expected --algorithm lossy, got %s: only there a lost rank is "
                          "nothing but lost packets",
                          algorithm_names[o->algorithm]);
-    if (o->link == LOSSYNET_LINK_MPI)
+    if (o->net.link == LOSSYNET_LINK_MPI)
         return log_error("--meet: expected --link udp or verbs, got mpi");
     if (o->data_split == DATA_CONTIGUOUS)
         return log_error("--meet: expected --data-split shared, which any number of workers can "
                          "deal out");
-    if (o->record_loss) return log_error("--meet: expected no --record-loss");
-    if (o->workers % o->meet_ranks)
+    if (o->net.record_loss) return log_error("--meet: expected no --record-loss");
+    if (o->net.workers % o->meet_ranks)
         return log_error("--workers: expected a multiple of the %d ranks of --meet-ranks, got %d",
-                         o->meet_ranks, o->workers);
+                         o->meet_ranks, o->net.workers);
     struct membership_url url;
     return membership_url_parse(o->meet, &url);
 }
@@ -132,7 +132,7 @@ static bool stops_alone(const struct views *v) {
 }
 
 static double meeting_seconds(const struct options *o, bool root) {
-    const double seconds = fmin(fmax(ROOT_TIMEOUTS * o->peer_timeout, ROOT_LEAST), ROOT_MOST);
+    const double seconds = fmin(fmax(ROOT_TIMEOUTS * o->net.peer_timeout, ROOT_LEAST), ROOT_MOST);
     return root ? seconds : fmin(OTHERS_TIMES * seconds, OTHERS_MOST);
 }
 
@@ -155,7 +155,7 @@ static int meet(struct views *v) {
                                                  .missing = missing,
                                                  .find_ended = find_ended,
                                                  .context = v->membership,
-                                                 .key_file = v->options->key_file};
+                                                 .key_file = v->options->net.key_file};
         v->epoch = view->epoch;
         v->entered = v->share_failed = false;
         log_rank = ranks > 1 ? view->self : -1;
@@ -227,7 +227,7 @@ static int listen_at(void *context, const char *address) {
 
 static int prove(void *context, const char *text, char proof[65]) {
     const struct views *v = context;
-    return lossynet_key_proof(v->options->key_file, text, proof) ? -1 : 0;
+    return lossynet_key_proof(v->options->net.key_file, text, proof) ? -1 : 0;
 }
 
 static int join(struct views *v, const char *revision) {
@@ -236,7 +236,7 @@ static int join(struct views *v, const char *revision) {
     if (!same) return 1;
     struct membership_settings settings = membership_of(o, revision, same);
     settings.listen = listen_at;
-    settings.prove = o->key_file ? prove : NULL;
+    settings.prove = o->net.key_file ? prove : NULL;
     settings.context = v;
     const int status = membership_open(&settings, &v->membership);
     json_decref(same);
@@ -270,7 +270,7 @@ int views_open(struct options *o, const char *revision, struct views **out) {
     if (!v) return log_out_of_memory("the view", 0), 1;
     v->options = o;
     v->listener = -1;
-    v->local = o->workers ? o->workers / o->meet_ranks : 1;
+    v->local = o->net.workers ? o->net.workers / o->meet_ranks : 1;
     v->wants = calloc((size_t)v->local, sizeof *v->wants);
     if (!v->wants) return log_out_of_memory("the view", 0), 1;
     int status = join(v, revision);

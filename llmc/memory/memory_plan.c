@@ -21,19 +21,20 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.run.group = o->group_size;
     s.run.micro_batches = o->micro_batches;
     s.run.steps_alone = worker_steps_alone(o);
-    s.run.narrow = o->wire_dtype != OPTION_WIRE_FLOAT32;
+    s.run.narrow = o->net.wire_dtype != LOSSYNET_FLOAT32;
     s.run.changes = o->meet != NULL;
     s.batch = o->batch;
     s.seq = seq;
-    s.wire.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
-    s.wire.dtype = option_wire_dtype_names[o->wire_dtype];
+    s.wire.packet_bytes = o->net.packet_bytes ? o->net.packet_bytes : 4096;
+    s.wire.dtype = lossynet_wire_dtype_name(o->net.wire_dtype);
     for (int phase = 0; phase < 2; phase++)
-        s.wire.bytes[phase] = option_wire_bytes(o->wire_dtype, phase);
-    if (o->wire_dtype >= OPTION_WIRE_INT8) s.wire.packet_bytes -= s.wire.packet_bytes % 33;
+        s.wire.bytes[phase] =
+            lossynet_wire_bytes((lossynet_wire_dtype)o->net.wire_dtype, (lossynet_phase)phase);
+    if (o->net.wire_dtype >= LOSSYNET_INT8) s.wire.packet_bytes -= s.wire.packet_bytes % 33;
     s.wire.link_gbps = o->link_gbps;
     s.fp8 = o->dtype == OPTION_DTYPE_FP8;
     s.cudnn = o->attention != OPTION_ATTENTION_OWN;
-    s.saving.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->loss_rate[1];
+    s.saving.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->net.loss_rate[1];
     if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.saving.stale = workers / (workers - 1.0);
     s.saving.exact = o->algorithm == ALGORITHM_RELIABLE && !s.run.narrow;
     s.saving.saves = o->out || !o->train;

@@ -1,6 +1,7 @@
 /* options.h — parses the command line: a table of GNU long options, and a struct of settings.
  *
- * options.c holds the table; each line names an option, its range, its default and its help text.
+ * options.c holds the table; each line names an option, its range, its default and its help text. Those of
+ * the network are in the library's table (lossynet/options.c).
  * A setting that is out of range or cannot be parsed is a usage error: one line, exit code 2.
  */
 #ifndef LLMC_OPTIONS_OPTIONS_H
@@ -11,6 +12,7 @@
 #include <stdint.h>
 
 #include "llmc/model/schedule.h"
+#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,32 +29,18 @@ enum {
     OPTION_DTYPE_FP8
 }; /* of --dtype */
 
-enum data_split { DATA_SHARED, DATA_CONTIGUOUS }; /* of --data-split */
-enum {
-    OPTION_WIRE_FLOAT32,
-    OPTION_WIRE_BF16,
-    OPTION_WIRE_INT8,
-    OPTION_WIRE_INT6,
-    OPTION_WIRE_INT4,
-    OPTION_WIRE_AUTO /* options_parse replaces it */
-};                   /* of --wire-dtype */
-extern const char *const option_wire_dtype_names[];
-/* The bytes of an element of a phase, with its share of the scale that a block of 32 has. */
-double option_wire_bytes(int wire_dtype, int phase);
-
+enum data_split { DATA_SHARED, DATA_CONTIGUOUS };                             /* of --data-split */
 enum { OPTION_ATTENTION_OWN, OPTION_ATTENTION_CUDNN, OPTION_ATTENTION_AUTO }; /* of --attention */
-enum { OPTION_AUTO = -1 }; /* numbers whose option is `auto`, see the help of each */
-enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                          /* of --meet-keep */
-enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF }; /* of --progress */
-
-enum { OPTION_LEAD_AUTO, OPTION_LEAD_OFF }; /* of --lead */
+enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                                /* of --meet-keep */
+enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF };       /* of --progress */
 
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
 enum { OPTIONS_MOST = 128 }; /* the table has no more options */
 
 struct options {
-    bool given[OPTIONS_MOST]; /* the lines of the table that the command line names */
+    struct lossynet_options net; /* the first member, as the library's table needs it */
+    bool given[OPTIONS_MOST];    /* the lines of the table that the command line names */
     /* model */
     const char *model;                     /* preset name or checkpoint directory */
     const char *model_given;               /* --meet: before --resume auto found a checkpoint */
@@ -67,48 +55,29 @@ struct options {
     /* optimisation */
     int batch, seq, steps, micro_batches, warmup;
     int schedule, decay_shape;
-    double lr, lr_final, decay, beta1, beta2, adam_eps, weight_decay, clip, look_ahead;
+    double lr, lr_final, decay, beta1, beta2, adam_eps, weight_decay, clip;
     int64_t seed;
     /* loss */
     int algorithm;
-    double loss_rate[2]; /* by phase: gradients, parameters */
-    const char *loss_model, *loss_at;
-    int estimator; /* lossynet_estimator */
-    int64_t loss_seed;
     bool plain; /* the parser sets the next options accordingly */
-    int lead;   /* OPTION_LEAD_ */
-    /* OPTION_AUTO, or the number; comm/settings.h says what `auto` means in a run */
-    double carry;
-    int repair[2]; /* by phase */
-    double repair_budget;
     /* network */
-    int workers; /* 0: one per rank */
     const char *group;
     int group_size; /* the number that `group` means here; set by validate.c */
     /* Sizes of the groups in order of ranks, if `group` is host and hosts have different numbers of
      * ranks. NULL: each group has group_size workers, and the last those that are left. Never
      * freed. */
     const int *group_sizes;
-    int link;         /* lossynet_link_kind */
-    int packet_bytes; /* 0: the link's default */
-    int wire_dtype;
     bool wire_dtype_chosen; /* by --wire-dtype auto */
     double link_gbps;
-    const char *interface;
-    const char *traffic_class;
-    double pace_gbps, loss_budget, peer_timeout;
     const char *meet; /* NULL: the ranks that a launcher started */
     int meet_ranks, meet_keep;
     bool meet_anew;
-    const char *deadline;
-    const char *record_loss;
-    bool no_overlap, encrypt;
-    const char *key_file;
+    bool no_overlap;
     /* output */
     const char *out, *log;
     const char *resume; /* NULL: a new run; resume_choose replaces "auto" */
     double shard_size;  /* bytes / 1e9 */
-    int save_every, keep, eval_every, eval_sequences, drift_samples;
+    int save_every, keep, eval_every, eval_sequences;
     int stride, sample_every; /* 0: none */
     int progress;
     bool overwrite, quiet;

@@ -47,10 +47,10 @@ static const struct {
 };
 enum { MOST_USED = sizeof most_used / sizeof *most_used };
 
-static const struct option_entry *entry_of(const char *name) {
-    const struct option_entry *e;
+static const struct lossynet_option *entry_of(const char *name) {
+    const struct lossynet_option *e;
     for (int i = 0; (e = options_entry(i)) != NULL; i++)
-        if (e->kind != GROUP && !strcmp(e->name, name)) return e;
+        if (e->kind != LOSSYNET_OPTION_TITLE && !strcmp(e->name, name)) return e;
     return NULL;
 }
 
@@ -68,14 +68,14 @@ static void print_wrapped(const char *text, int indent) {
 }
 
 /* "" if there is none, or if it follows from other options. */
-static const char *shown_default(const struct option_entry *e) {
+static const char *shown_default(const struct lossynet_option *e) {
     return e->initial && e->initial[0] != '-' ? e->initial : "";
 }
 
 enum { LEFT_COLUMNS = 27 };
 
 /* Prints an option, its text and its default. `brief`: a long list of choices is left out. */
-static void print_option(const struct option_entry *e, const char *text, bool brief) {
+static void print_option(const struct lossynet_option *e, const char *text, bool brief) {
     char left[64], help[1024];
     snprintf(left, sizeof left, "--%s%s%s", e->name, e->argument ? " " : "",
              e->argument ? e->argument : "");
@@ -94,7 +94,7 @@ static void print_most_used(void) {
            "       mpirun -np R train_llama2 --train GLOB [OPTION]...\n"
            "Pretrains Llama-2 over a network that loses packets.\n");
     for (int i = 0; i < MOST_USED; i++) {
-        const struct option_entry *e = most_used[i].text ? entry_of(most_used[i].name) : NULL;
+        const struct lossynet_option *e = most_used[i].text ? entry_of(most_used[i].name) : NULL;
         if (e)
             print_option(e, most_used[i].text, true);
         else
@@ -114,10 +114,10 @@ static bool has_word(const char *text, const char *word) {
 /* A line for each option: name, group, argument, default and marks, with tabs between them. */
 static void print_table(void) {
     static const char *const marks[] = {"resumed", "neutral", "sweeps", "each-rank", "each-start"};
-    const struct option_entry *e;
+    const struct lossynet_option *e;
     const char *group = "";
     for (int i = 0; (e = options_entry(i)) != NULL; i++) {
-        if (e->kind == GROUP) {
+        if (e->kind == LOSSYNET_OPTION_TITLE) {
             group = e->name;
             continue;
         }
@@ -135,9 +135,9 @@ int options_help(const char *topic) {
     const char *word = topic + strspn(topic, "-"), *title = NULL;
     const bool all = !strcmp(topic, "all");
     int found = 0;
-    const struct option_entry *e;
+    const struct lossynet_option *e;
     for (int i = 0; (e = options_entry(i)) != NULL; i++) {
-        if (e->kind == GROUP) {
+        if (e->kind == LOSSYNET_OPTION_TITLE) {
             title = e->name;
             continue;
         }

@@ -35,7 +35,7 @@ int training_workers(const struct training *run) {
     const struct options *o = run->options;
     if (options_one_worker(o)) return 1;
     if (run->views) return views_workers(run->views);
-    return o->workers ? o->workers : run->world.ranks;
+    return o->net.workers ? o->net.workers : run->world.ranks;
 }
 
 /* ---- the begin of a view ---------------------------------------------------------------- */

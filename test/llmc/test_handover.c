@@ -389,9 +389,9 @@ static void views_keep_no_memory(void **state) {
     struct life *who[] = {&life[0], &life[1], &life[2]};
     for (int r = 0; r < 3; r++) {
         begin(&life[r], 1, "0.2");
-        life[r].options.encrypt = true;
-        life[r].options.carry = 1;
-        life[r].options.deadline = "auto";
+        life[r].options.net.encrypt = true;
+        life[r].options.net.carry = 1;
+        life[r].options.net.deadline = "auto";
     }
     size_t before = 0;
     for (int view = 1; view <= VIEWS; view++) {

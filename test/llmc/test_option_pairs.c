@@ -121,15 +121,15 @@ static struct given list[ALL + VALUES];
 static int listed;
 
 static int entry_named(const char *name) {
-    const struct option_entry *e;
+    const struct lossynet_option *e;
     for (int i = 0; (e = options_entry(i)) != NULL; i++)
-        if (e->kind != GROUP && !strcmp(e->name, name)) return i;
+        if (e->kind != LOSSYNET_OPTION_TITLE && !strcmp(e->name, name)) return i;
     return -1;
 }
 
 static void every_option_has_a_value(void **state) {
     (void)state;
-    const struct option_entry *e;
+    const struct lossynet_option *e;
     bool has[ALL] = {false};
     listed = 0;
     for (int v = 0; v < VALUES; v++) {
@@ -139,8 +139,8 @@ static void every_option_has_a_value(void **state) {
         list[listed++] = (struct given){entry, values[v][1]};
     }
     for (int i = 0; (e = options_entry(i)) != NULL; i++) {
-        if (e->kind == GROUP || has[i]) continue;
-        if (e->kind != FLAG) fail_msg("--%s has no value above: add one", e->name);
+        if (e->kind == LOSSYNET_OPTION_TITLE || has[i]) continue;
+        if (e->kind != LOSSYNET_OPTION_FLAG) fail_msg("--%s has no value above: add one", e->name);
         if (strcmp(e->name, "help") != 0 && strcmp(e->name, "version") != 0)
             list[listed++] = (struct given){i, NULL};
     }
@@ -151,7 +151,7 @@ static void every_option_has_a_value(void **state) {
 static void print_settings(FILE *to, const struct options *o, bool on_device) {
     size_t elements = 1;
     const struct param_layout layout = {.buckets = 1, .bucket_elements = &elements};
-    const struct lossynet_settings s = comm_settings(o, &layout, o->workers, 2, on_device);
+    const struct lossynet_settings s = comm_settings(o, &layout, o->net.workers, 2, on_device);
     const bool loses = o->algorithm != ALGORITHM_RELIABLE; /* else phases are called lossless */
     fprintf(to, "%d %zu %d %d %d\n", s.group, s.packet_bytes, s.wire_dtype, s.link,
             s.drift_samples);
@@ -161,7 +161,7 @@ static void print_settings(FILE *to, const struct options *o, bool on_device) {
     if (s.retransmission_rounds[0] || s.retransmission_rounds[1])
         fprintf(to, "%d %d %g\n", s.retransmission_rounds[0], s.retransmission_rounds[1],
                 s.retransmission_budget);
-    fprintf(to, "%d %g %d\n", s.lead, s.error_feedback ? o->carry : 0, s.error_feedback);
+    fprintf(to, "%d %g %d\n", s.lead, s.error_feedback ? o->net.carry : 0, s.error_feedback);
     if (s.link == LOSSYNET_LINK_MPI) return; /* struct lossynet_network has no effect */
     fprintf(to, "%s %g %g %g %d %g %d %s %d %d\n", s.network.interface ? s.network.interface : "",
             s.network.pace_gbps, s.network.loss_budget, s.network.peer_timeout, s.network.skip_late,
@@ -178,8 +178,8 @@ static char *effect_of(const struct options *o) {
     print_settings(to, o, false);
     if (o->device != DEVICE_CPU && !comm_check_device(o, true)) print_settings(to, o, true);
     fprintf(to, "%d %lld %s\n", o->algorithm, (long long)o->seed, o->meet ? o->meet : "");
-    fprintf(to, "%d %d %g\n", o->workers, comm_leads(o, o->workers),
-            comm_leads(o, o->workers) ? o->look_ahead : 0);
+    fprintf(to, "%d %d %g\n", o->net.workers, comm_leads(o, o->net.workers),
+            comm_leads(o, o->net.workers) ? o->net.look_ahead : 0);
     for (int i = 0; i <= 4; i++)
         fprintf(to, "%.9g ", schedule_learning_rate(&rates, i * (o->steps - 1) / 4));
     fprintf(to, "%d %d %lld %g %g\n", o->steps, o->batch, (long long)o->micro_batches,

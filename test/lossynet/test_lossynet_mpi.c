@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
         if (world.rank == 0)
             printf("%s %s %g %s %016llx\n", cases[i].model,
                    lossynet_estimator_name(cases[i].estimator), cases[i].rate,
-                   cases[i].wire_dtype ? ln_wire_dtype_name(cases[i].wire_dtype) : "",
+                   cases[i].wire_dtype ? lossynet_wire_dtype_name(cases[i].wire_dtype) : "",
                    (unsigned long long)digest);
         failed = digest == 0;
         lossynet_close(comm);

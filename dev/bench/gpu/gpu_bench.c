@@ -492,7 +492,7 @@ static int train_once(int argc, char **argv) {
            "\"tokens\": %.0f, \"seconds\": %.9g, \"last_loss\": %.6g, \"val_loss\": %.9g, "
            "\"replica_val_loss\": %.9g, \"drift\": %.6g, \"drift_expected\": %.6g, "
            "\"gradient_lost\": %.6g, \"parameter_lost\": %.6g}\n",
-           t.dp.workers, o.loss_rate[1], o.steps, t.view.record.tokens * steps, took,
+           t.dp.workers, o.net.loss_rate[1], o.steps, t.view.record.tokens * steps, took,
            t.view.record.loss, eval.val_loss, eval.replica_val_loss, drifts ? drift / drifts : 0,
            drifts ? expected / drifts : 0, packets > 0 ? lost[0] / packets : 0,
            packets > 0 ? lost[1] / packets : 0);

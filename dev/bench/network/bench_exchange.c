@@ -184,7 +184,7 @@ int main(int argc, char **argv) {
         bool found = strcmp(argv[i], "encrypt") == 0;
         encrypt |= found;
         for (int dtype = LOSSYNET_FLOAT32; dtype <= LOSSYNET_INT4; dtype++) {
-            if (strcmp(argv[i], ln_wire_dtype_name((uint64_t)dtype)) != 0) continue;
+            if (strcmp(argv[i], lossynet_wire_dtype_name(dtype)) != 0) continue;
             wire_dtype = (lossynet_wire_dtype)dtype;
             found = true;
         }

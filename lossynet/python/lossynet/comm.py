@@ -122,12 +122,13 @@ class Comm:
         handle = ctypes.c_void_p()
         self._end = weakref.finalize(self, _close, handle, world, os.getpid())  # also at the end of the process
         self._settings = _Settings(self.buckets, {**given, "workers": world.ranks})
-        call("open", world, get("named_settings", self._settings.named), handle)
+        call("open", world, get("named_settings", self._settings.named, world.ranks), handle)
         self._comm = handle
         self._ahead = None  # memory that the library reads
         self._lists: dict[int, Any] = {}
         self._measures_lead, self._look_ahead = self.option("lead") == "auto", float(self.option("look_ahead"))
-        get("error_feedback_share", handle, float(self.option("carry")))
+        share = self.option("carry")
+        get("error_feedback_share", handle, 1.0 if share == "auto" else float(share))
 
     def close(self) -> None:
         """Leaves the other ranks. The comm is then of no use."""

@@ -22,13 +22,13 @@ static void test_names(void **state) {
                                         "-1",  "af4x", "1.0",  "0x1",  " 1x",  "be"};
     for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
         int dscp = -1;
-        assert_true(lossynet_traffic_class_parse(right[i].name, &dscp));
+        assert_true(ln_dscp_parse(right[i].name, &dscp));
         assert_int_equal(dscp, right[i].dscp);
         assert_int_equal(ln_service_level(dscp), right[i].level);
     }
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         int dscp = -1;
-        if (lossynet_traffic_class_parse(wrong[i], &dscp)) fail_msg("\"%s\" was taken", wrong[i]);
+        if (ln_dscp_parse(wrong[i], &dscp)) fail_msg("\"%s\" was taken", wrong[i]);
         assert_int_equal(dscp, -1);
     }
 }
