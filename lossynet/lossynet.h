@@ -164,6 +164,13 @@ int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error
  * they send, and `left`, those that stay lost, as shares of the phase's packets. */
 void lossynet_rounds_expect(int rounds, double p, double budget, double *again, double *left);
 
+struct lossynet_settings;
+/* The number of rounds that these settings lead to with the loss that they inject, and what is
+ * expected of them, as above. Where links are down rounds take other ways; a packet that another
+ * worker sends on counts twice in `again`. */
+int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phase phase,
+                         double *again, double *left);
+
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */
     int group;                     /* G, at most N; 0 means 1. See "Groups" above */
@@ -334,7 +341,7 @@ struct lossynet_counters { /* packets between workers; a worker's packets to its
     uint64_t expected[2];  /* by phase */
     uint64_t arrived[2];
     uint64_t bytes[2];                 /* payload bytes that workers sent, lost ones included */
-    uint64_t resent[2];                /* packets that senders sent again */
+    uint64_t resent[2];                /* packets that were sent again, once for each hop */
     uint64_t network[LOSSYNET_EVENTS]; /* events of links udp and verbs since the last call */
 };
 

@@ -122,7 +122,8 @@ static const struct lossynet_option table[] = {
         "lossy"),
     REAL("repair-budget", repair_budget, RESUMED | IF_LOSES, "auto", 0, 1e3, "auto|SHARE",
          "send at most this share of a phase's packets again, those that have been "
-         "missing longest first; 0: no limit. auto: a fifth, of smaller types as much as "
+         "missing longest first, once for each hop; 0: no limit. auto: a fifth, of smaller types "
+         "as much as "
          "gradients of bf16 take; no limit with a number as --repair"),
     ONE_OF("link", link, LOSSYNET_RUN, "auto", ln_link_names, "auto|mpi|udp|verbs",
            "how ranks exchange packets: mpi, udp or verbs (RDMA). auto: verbs if every rank has an "

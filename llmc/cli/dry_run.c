@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "llmc/memory/memory_check.h"
 #include "llmc/memory/memory_plan.h"
@@ -13,15 +14,10 @@
 #include "llmc/util/threads.h"
 
 /* Computes the expected retransmissions as a share of each phase, and the shares that stay lost. */
-static void expect_repair(const struct options *o, const struct lossynet_settings *network,
-                          double resent[2], double left[2]) {
-    for (int phase = 0; phase < 2; phase++) {
-        const double p = o->net.loss_rate[phase], budget = network->retransmission_budget;
-        int rounds = network->retransmission_rounds[phase];
-        if (rounds == LOSSYNET_ROUNDS_MEASURED)
-            rounds = lossynet_rounds_at((lossynet_phase)phase, p, budget, network->error_feedback);
-        lossynet_rounds_expect(rounds, p, budget, &resent[phase], &left[phase]);
-    }
+static void expect_repair(const struct lossynet_settings *network, double resent[2],
+                          double left[2]) {
+    for (int phase = 0; phase < 2; phase++)
+        lossynet_rounds_plan(network, (lossynet_phase)phase, &resent[phase], &left[phase]);
 }
 
 static void print_drift(int workers, double p) {
@@ -76,12 +72,13 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
         comm_settings(o, &layout, workers, workers, settings.run.device);
     settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
     double left[2];
-    expect_repair(o, &network, settings.wire.resent, left);
+    expect_repair(&network, settings.wire.resent, left);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     if (world->rank == 0) {
         options_print_unused(o);
         memory_plan_print(&c, &settings);
-        print_drift(comm_groups(o, workers), left[LOSSYNET_PARAMETER]);
+        if (strncmp(network.loss.model, "outage", 6) != 0) /* it supposes independent steps */
+            print_drift(comm_groups(o, workers), left[LOSSYNET_PARAMETER]);
         if (settings.run.dtype == DTYPE_BF16 && settings.run.device)
             step_plan_print(&c, &settings, o->algorithm == ALGORITHM_LOSSY && !o->no_overlap);
     }

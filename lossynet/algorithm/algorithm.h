@@ -12,6 +12,7 @@
  *     exchange.c        which packets leave for other ranks, and where received packets are stored
  *     retransmit.c      rounds of retransmission
  *     rounds.c          how many of them the measured loss asks for
+ *     ways.c            by which way they ask where a link is down
  *     error_feedback.c  adds lost gradients to the next ones
  *     unconfirmed.c     the same when acknowledgements may come late
  *     rounding.c        rounds what workers of one rank send each other, as over a link
@@ -74,7 +75,7 @@ struct ln_arrivals {
     uint32_t *age;     /* [V][K], in order of packets: steps since parameters arrived */
     size_t *own_start; /* [V]: start of the links on which worker v owns the packets */
     uint64_t *chain;   /* [2][V][N], for loss models "burst" and "outage"; NULL for others */
-    uint8_t *scratch;  /* [threads][largest_owner_packets] */
+    uint8_t *scratch;  /* [threads][2][largest_owner_packets]; the second half is that of ways.c */
     FILE *trace;       /* records what arrives; NULL: no record */
     struct ln_total *total; /* [V][N], by (receiver, sender), both phases */
 
@@ -226,6 +227,7 @@ struct ln_retransmission {
     size_t *asked;       /* [V]: packets that this worker has asked for in this phase */
     uint8_t *asks; /* as arrivals.arrived: 1 = the receiver asks for it; NULL: no retransmission */
     bool *sends;   /* [R]: whether packets may come from a rank in this round */
+    uint8_t *hops; /* [V][N]: how often a packet from this sender is sent in this round; 0: never */
 };
 
 /* Failures are only noted in pool.out_of_memory. */
@@ -237,6 +239,31 @@ int ln_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase ph
 /* Begins round steps.round: workers ask for packets, and senders count what they will send.
  * Collective. */
 lossynet_status ln_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase);
+
+/* ---- other ways, where links are down (ways.c) ---- */
+
+struct ln_way { /* of a link's packets in a round of retransmission */
+    int path;   /* of the link; 0: the one on which packets are sent for the first time */
+    int by;     /* GRADIENT: the worker that sends them on; PARAMETER: that has them. -1: none */
+    int hops;   /* how often a packet is sent; 0: no way is up */
+};
+
+/* The way of the present round, steps.round. */
+struct ln_way ln_way_of(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                        int receiver);
+/* Sets mask[k], k < n: whether injected loss lets packet k through on this way. Uses the second half
+ * of the thread's scratch memory. */
+void ln_way_mask(const struct lossynet_comm *comm, lossynet_phase phase, const struct ln_way *way,
+                 int sender, int receiver, size_t n, uint8_t *mask);
+/* The same for the way from the sender to way->by. */
+void ln_way_first_hop(const struct lossynet_comm *comm, lossynet_phase phase,
+                      const struct ln_way *way, int sender, size_t n, uint8_t *mask);
+/* What lossynet_rounds_expect says, for the model "outage". A second hop counts as a packet. */
+void ln_ways_expect(const struct ln_loss *loss, int workers, lossynet_phase phase, int rounds,
+                    double p, double budget, double *again, double *left);
+/* How many rounds bring something, for the model "outage". */
+int ln_ways_rounds(const struct ln_loss *loss, int workers, lossynet_phase phase, double p,
+                   double budget);
 
 /* ---- the number of rounds (rounds.c) ---- */
 

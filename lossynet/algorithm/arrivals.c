@@ -17,9 +17,8 @@
 /* Which packets a sender of this rank sends again in this round and injected loss lets through. */
 static void retransmitted(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                           int receiver, size_t n, uint8_t *mask) {
-    struct ln_loss loss = comm->loss;
-    if (loss.model != LOSS_OUTAGE) loss.seed = ln_mix(loss.seed + (uint64_t)comm->steps.round);
-    ln_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
+    const struct ln_way way = ln_way_of(comm, phase, sender, receiver);
+    ln_way_mask(comm, phase, &way, sender, receiver, n, mask);
     const uint8_t *acked = comm->arrivals.acked[phase] +
                            ln_tx(comm, phase, sender - comm->workers.first, receiver, &n);
     for (size_t k = 0; k < n; k++) mask[k] &= !acked[k];
@@ -47,7 +46,7 @@ void ln_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sen
 
 uint8_t *ln_scratch(const struct lossynet_comm *comm) {
     return comm->arrivals.scratch +
-           (size_t)omp_get_thread_num() * comm->partition.largest_owner_packets;
+           (size_t)omp_get_thread_num() * 2 * comm->partition.largest_owner_packets;
 }
 
 /* ---- what has arrived ---- */
@@ -347,7 +346,7 @@ void ln_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter)
     COMM_TAKE(comm, a->own_start, local);
     COMM_TAKE(comm, a->age, local * comm->partition.packets);
     COMM_TAKE(comm, a->scratch,
-              (size_t)comm->resources.threads * comm->partition.largest_owner_packets);
+              (size_t)comm->resources.threads * 2 * comm->partition.largest_owner_packets);
     if (comm->loss.model == LOSS_BURST || comm->loss.model == LOSS_OUTAGE)
         COMM_TAKE(comm, a->chain, 2 * local * workers);
     for (int v = 1; a->own_start && v < comm->workers.local; v++)

@@ -25,7 +25,9 @@
  * p (1-s) s^(k-1) for k > 0. This is memoryless again; the probability of another stale step is s
  * instead of p:
  *     E A = p/(1-s),    E|A-B| = 2p/(1-s) (1 - p/(1+s)),    C(s)
- * With s = p this is the above. Loss rates that differ from link to link are not modelled. p is
+ * With s = p this is the above. Where rounds go around outages, or links share a fate (all links from
+ * a worker fail together, so that replicas lack the same packets), none of this holds: nothing is
+ * expected then (NaN). Loss rates that differ from link to link are not modelled. p is
  * then the mean over all links, and the expected drift is too low, because both formulas grow
  * faster than p. Over a link that is always down, ages and drift grow without bound.
  *
@@ -378,6 +380,9 @@ static void expect(struct lossynet_comm *comm, const double covariance[LOSSYNET_
     struct ln_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
     const double scale = (double)comm->partition.elements / drift->samples;
+    const bool unlike =
+        comm->loss.model == LOSS_OUTAGE &&
+        (comm->loss.fate != FATE_LINK || ln_retransmission_rounds(comm, LOSSYNET_PARAMETER) > 0);
     const double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
     const float *change = keep_changes(&drift->sent, changes, n);
     double of_sent[LOSSYNET_RING], rho[LOSSYNET_LAGS], offset = 0;
@@ -391,6 +396,7 @@ static void expect(struct lossynet_comm *comm, const double covariance[LOSSYNET_
     out->expected_owner = offset + owner_drift(p, s, scale * of_sent[0], rho, LOSSYNET_LAGS);
     out->expected_pair = pair_drift(comm->partition.groups.count, p, s, scale * of_sent[0], rho,
                                     LOSSYNET_LAGS, out->expected_owner);
+    if (unlike) out->expected_owner = out->expected_pair = NAN;
 }
 
 /* How far the mean of all replicas is behind the model, along the model's last change and in units

@@ -18,7 +18,7 @@
  * A trace records what had arrived after the last round, and error feedback acknowledges it.
  * Injected loss is drawn anew for each round, as a function of (step, round), also for bursts and
  * traces, because a round comes a round trip later, when a burst of packets is over. An outage of
- * whole steps lasts longer: with the model "outage" a round brings nothing.
+ * whole steps lasts longer: there a round takes another way (ways.c).
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -37,11 +37,14 @@ void ln_retransmission_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, comm->retransmission.asks, packets);
     COMM_TAKE(comm, comm->retransmission.asked, (size_t)comm->workers.local);
     COMM_TAKE(comm, comm->retransmission.sends, (size_t)comm->world.ranks);
+    COMM_TAKE(comm, comm->retransmission.hops,
+              (size_t)comm->workers.local * (size_t)comm->workers.count);
 }
 
 void ln_retransmission_close(struct lossynet_comm *comm) {
     free(comm->retransmission.first[0]);
     free(comm->retransmission.first[1]);
+    free(comm->retransmission.hops);
     free(comm->retransmission.sends);
     free(comm->retransmission.asked);
     free(comm->retransmission.asks);
@@ -62,8 +65,7 @@ struct wanted { /* the packets of a phase that are for local worker v */
     uint8_t *asks;
     const float *mass;   /* GRADIENT, by link; NULL: no error feedback */
     const uint32_t *age; /* PARAMETER, in order of packets; else NULL */
-    const bool *sends;   /* by rank */
-    int local;           /* workers of a rank */
+    const uint8_t *hops; /* by sender */
     int runs;            /* see run_of */
 };
 
@@ -90,8 +92,7 @@ static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase 
         .asks = comm->retransmission.asks + start,
         .mass = gradient ? ln_feedback_mass(comm, v) : NULL,
         .age = gradient ? NULL : comm->arrivals.age + (size_t)v * partition->packets,
-        .sends = comm->retransmission.sends,
-        .local = comm->workers.local,
+        .hops = comm->retransmission.hops + (size_t)v * partition->workers,
         .runs = (gradient ? 1 : partition->buckets) * partition->workers,
     };
 }
@@ -121,12 +122,21 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
 /* For how many steps a packet has been missing; 0: it has arrived, or its sender will not send it
  * in this round. */
 static size_t missing_for(const struct wanted *w, int sender, size_t index, size_t at) {
-    if (w->arrived[at] || !w->sends[sender / w->local]) return 0;
+    if (w->arrived[at] || !w->hops[sender]) return 0;
     size_t steps = 1 + (w->age ? (size_t)w->age[index] : w->mass ? (size_t)w->mass[at] : 0);
     return steps < AGES ? steps : AGES - 1;
 }
 
-/* How many packets local worker v may still ask for. */
+/* Finds the ways from all senders to local worker v in this round. */
+static void find_ways(struct lossynet_comm *comm, lossynet_phase phase, int v) {
+    uint8_t *hops = comm->retransmission.hops + (size_t)v * comm->workers.count;
+    for (int s = 0; s < comm->workers.count; s++) {
+        const bool sends = comm->retransmission.sends[s / comm->workers.local];
+        hops[s] = sends ? (uint8_t)ln_way_of(comm, phase, s, comm->workers.first + v).hops : 0;
+    }
+}
+
+/* How many packets may still be sent again for local worker v. */
 static size_t room(const struct lossynet_comm *comm, const struct wanted *w, int v) {
     if (comm->retransmission.budget == 0) return SIZE_MAX;
     double most = comm->retransmission.budget * (double)(w->count - w->own);
@@ -137,16 +147,18 @@ static size_t room(const struct lossynet_comm *comm, const struct wanted *w, int
 
 static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct wanted w = wanted_by(comm, phase, v);
+    find_ways(comm, phase, v);
     if (comm->steps.round == 1) comm->retransmission.asked[v] = 0;
     size_t aged[AGES] = {0}, left = room(comm, &w, v), cut = AGES - 1;
     size_t index, at, count;
     for (int r = 0; r < w.runs; r++) {
         run_of(comm, &w, r, &index, &at, &count);
+        const int sender = r % comm->workers.count;
         for (size_t k = 0; k < count; k++)
-            aged[missing_for(&w, r % comm->workers.count, index + k, at + k)]++;
+            aged[missing_for(&w, sender, index + k, at + k)] += w.hops[sender];
     }
     /* Asks for all packets missing for more than `cut` steps, and for `left` of those missing for
-     * exactly `cut` steps. */
+     * exactly `cut` steps. A packet counts once for each hop. */
     for (; cut > 0 && aged[cut] <= left; cut--) left -= aged[cut];
     size_t among = cut > 0 ? aged[cut] : 0;
     uint64_t lot = ln_mix(comm->loss.seed ^ (uint64_t)phase << 32 ^ (uint64_t)comm->steps.round);
@@ -154,23 +166,38 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     lot = ln_mix(lot ^ (uint64_t)(comm->workers.first + v));
     for (int r = 0; r < w.runs; r++) {
         run_of(comm, &w, r, &index, &at, &count);
+        const size_t hops = w.hops[r % comm->workers.count];
         for (size_t k = 0; k < count; k++) {
             const size_t steps = missing_for(&w, r % comm->workers.count, index + k, at + k);
             bool asks = steps > cut;
             if (steps == cut && among > 0) { /* each with left/among (Knuth's selection sampling) */
-                asks = ln_mix(lot + index + k) % among-- < left;
-                left -= asks;
+                asks = ln_mix(lot + index + k) % among < left && hops <= left;
+                among -= hops;
+                left -= asks ? hops : 0;
             }
             w.asks[at + k] = asks;
-            comm->retransmission.asked[v] += asks;
+            comm->retransmission.asked[v] += asks ? hops : 0;
         }
     }
 }
 
 /* ---- sending ---- */
 
+/* Sets times[k], k < n: how often packet k of local sender v will be sent again to a receiver. What a
+ * relay loses has no second hop, and a worker that lacks parameters cannot send them. */
+static void count_hops(const struct lossynet_comm *comm, lossynet_phase phase, int v, int receiver,
+                       size_t n, uint8_t *times) {
+    const int sender = comm->workers.first + v;
+    const struct ln_way way = ln_way_of(comm, phase, sender, receiver);
+    uint8_t *there = ln_scratch(comm) + comm->partition.largest_owner_packets;
+    if (way.by < 0) return;
+    ln_way_first_hop(comm, phase, &way, sender, n, there);
+    for (size_t k = 0; k < n; k++)
+        if (times[k]) times[k] = (uint8_t)(way.hops - 1 + there[k]);
+}
+
 /* Counts the packets that local sender v will send again to the others. Injected loss may still
- * drop them. */
+ * drop them. Another worker's hops are counted here, too. */
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct ln_partition *partition = &comm->partition;
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
@@ -182,6 +209,7 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
         if (n == 0) continue; /* no partner */
         for (size_t k = 0; k < n; k++) leaves[k] = !comm->arrivals.acked[phase][start + k];
         if (phase == LOSSYNET_GRADIENT) ln_withhold(comm, v, receiver, n, leaves);
+        count_hops(comm, phase, v, receiver, n, leaves);
         for (int b = 0; b < partition->buckets; b++) {
             const size_t *row =
                 partition->owner_packet + (size_t)owner * (partition->buckets + 1) + b;
@@ -189,8 +217,9 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
                 size_t offset, count;
                 if (!leaves[k]) continue;
                 ln_packet_span(partition, b, owner, k - row[0], &offset, &count);
-                counters->bytes[phase] += ln_payload_bytes(partition->dtype[phase], count);
-                counters->resent[phase]++;
+                counters->bytes[phase] +=
+                    leaves[k] * ln_payload_bytes(partition->dtype[phase], count);
+                counters->resent[phase] += leaves[k];
             }
         }
     }

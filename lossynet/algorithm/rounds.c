@@ -18,6 +18,9 @@
  * and for the next gradients: at that time all ranks know the same steps, whether they overlap or
  * not.
  *
+ * Where links are down, rounds take other ways, and there are as many as bring something (ways.c). A
+ * link that is always down has at least one round.
+ *
  * Ranks that do not wait for late ones (skip_late) do not all know the same counts. They make as
  * many rounds as the injected loss asks for, in all steps.
  */
@@ -59,11 +62,54 @@ int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error
     return rounds;
 }
 
+/* The number of rounds with this injected loss, where p is lost. groups: replicas of a packet. */
+static int rounds_with(const struct ln_loss *loss, int groups, lossynet_phase phase, double p,
+                       double budget, bool error_feedback) {
+    if (loss->model == LOSS_OUTAGE) return ln_ways_rounds(loss, groups, phase, p, budget);
+    const int rounds = lossynet_rounds_at(phase, p, budget, error_feedback);
+    return rounds == 0 && p > 0 && ln_loss_has_dead_links(loss) ? 1 : rounds;
+}
+
+static int groups_of(const struct lossynet_settings *settings) {
+    int groups = 0;
+    for (int first = 0; first < settings->workers; groups++)
+        first += settings->group_sizes ? settings->group_sizes[groups]
+                 : settings->group > 0 ? settings->group
+                                       : 1;
+    return groups;
+}
+
+int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phase phase,
+                         double *again, double *left) {
+    const double p = settings->loss.rate[phase], budget = settings->retransmission_budget;
+    const int groups = groups_of(settings);
+    int rounds = settings->retransmission_rounds[phase];
+    struct lossynet_loss_settings injected = settings->loss;
+    struct ln_loss loss;
+    char why[256];
+    injected.workers = settings->workers;
+    if (ln_loss_open(&loss, &injected, why, sizeof why)) loss = (struct ln_loss){0};
+    if (rounds == LOSSYNET_ROUNDS_MEASURED)
+        rounds = rounds_with(&loss, groups, phase, p, budget, settings->error_feedback);
+    if (loss.model == LOSS_OUTAGE)
+        ln_ways_expect(&loss, groups, phase, rounds, p, budget, again, left);
+    else
+        lossynet_rounds_expect(rounds, p, budget, again, left);
+    ln_loss_close(&loss);
+    return rounds;
+}
+
 int ln_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase) {
     const int rounds = settings->retransmission_rounds[phase];
+    double again, left;
     if (rounds != LOSSYNET_ROUNDS_MEASURED || !settings->network.skip_late) return rounds;
-    return lossynet_rounds_at(phase, settings->loss.rate[phase], settings->retransmission_budget,
-                              settings->error_feedback);
+    return lossynet_rounds_plan(settings, phase, &again, &left);
+}
+
+static uint32_t rounds_now(const struct lossynet_comm *comm, lossynet_phase phase, double p) {
+    const struct ln_retransmission *r = &comm->retransmission;
+    return (uint32_t)rounds_with(&comm->loss, comm->partition.groups.count, phase, p, r->budget,
+                                 r->error_feedback);
 }
 
 void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings) {
@@ -80,8 +126,7 @@ void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *
         const double p = ln_loss_mean(&comm->loss, (lossynet_phase)phase, comm->workers.count);
         r->sums.sent[phase] = packets;
         r->sums.lost[phase] = p * packets;
-        r->sums.rounds[phase] =
-            lossynet_rounds_at((lossynet_phase)phase, p, r->budget, r->error_feedback);
+        r->sums.rounds[phase] = rounds_now(comm, (lossynet_phase)phase, p);
         COMM_TAKE(comm, r->first[phase], (size_t)comm->workers.local);
     }
 }
@@ -117,6 +162,5 @@ void ln_rounds_choose(struct lossynet_comm *comm) {
     for (int phase = 0; phase < 2; phase++)
         if (r->measured[phase] && r->sums.sent[phase] > 0)
             r->sums.rounds[phase] =
-                lossynet_rounds_at((lossynet_phase)phase, r->sums.lost[phase] / r->sums.sent[phase],
-                                   r->budget, r->error_feedback);
+                rounds_now(comm, (lossynet_phase)phase, r->sums.lost[phase] / r->sums.sent[phase]);
 }

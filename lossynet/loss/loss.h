@@ -56,6 +56,9 @@ void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t ste
 bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
                      int receiver, int path);
 
+/* Whether some links are always down, and not all of them. */
+bool ln_loss_has_dead_links(const struct ln_loss *loss);
+
 /* The loss rate that is injected on average over the links between `workers` workers. 0 for models
  * "trace" and "replay", whose rates are in their files. */
 double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers);

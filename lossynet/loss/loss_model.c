@@ -220,6 +220,12 @@ bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t 
     return !up;
 }
 
+bool ln_loss_has_dead_links(const struct ln_loss *loss) {
+    for (int i = 0; i < loss->at_count; i++)
+        if (loss->at[i].rate >= 1) return true;
+    return false;
+}
+
 uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
     uint64_t hash = ln_mix(loss->seed);
     hash = ln_mix(hash ^ (uint64_t)loss->model);

@@ -98,6 +98,9 @@ static void test_same_bits_retransmitted(void **state) {
     same_bits_with(settings);
     settings.retransmission_budget = 0.2;
     same_bits_with(settings);
+    settings.loss.model = "outage:2:2"; /* another path, then another worker */
+    settings.loss.at = "1-2=1";
+    same_bits_with(settings);
 }
 
 static void test_same_bits_carried(void **state) {

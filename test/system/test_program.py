@@ -324,6 +324,21 @@ def test_outages_take_whole_steps(data, tmp_path):
     assert max(e["max_age"] for e in steps) >= 4
 
 
+def test_what_a_link_that_is_down_loses_comes_another_way(data, tmp_path):
+    """A fifth of the links is down. By default nearly everything arrives all the same; a lost gradient is sent
+    twice more, a parameter once. No drift is expected of it, because its formula does not hold."""
+    options = {"loss_rate": 0.2, "loss_model": "outage:5", "steps": 30, "val": None}
+    first = [e for e in train(data, tmp_path / "none", repair=0, **options) if e["event"] == "step"]
+    steps = [e for e in train(data, tmp_path / "others", **options) if e["event"] == "step"]
+    assert max(e["max_age"] for e in first) >= 10 and max(e["max_age"] for e in steps) <= 2
+    for before, after in zip(first, steps):
+        lost = before["gradient_loss_rate"]
+        assert 0.05 < lost < 0.4
+        assert after["gradient_loss_rate"] <= 0.04 and after["parameter_loss_rate"] <= 0.04
+        assert before["drift_expected"] is not None and after["drift_expected"] is None
+        assert after["extra_traffic"] == pytest.approx(1.5 * lost, rel=0.1)
+
+
 def test_one_worker_is_cut_off(data, tmp_path):
     """2 x 7 of the 56 links are down. The worker's replica receives nothing, and no other worker receives
     its shards."""
