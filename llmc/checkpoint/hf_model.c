@@ -112,6 +112,36 @@ static int check_unknown(const struct safetensors *file, const char *path,
     return status;
 }
 
+/* ---- a tied table ---- */
+
+static const char embedding[] = "model.embed_tokens.weight", head[] = "lm_head.weight";
+
+static const struct safetensors_view *find(const struct sharded_model *shards, const char *name) {
+    const struct safetensors_view *found = NULL;
+    for (size_t i = 0; i < sharded_model_count(shards) && !found; i++)
+        found = safetensors_find(sharded_model_file(shards, i), name);
+    return found;
+}
+
+/* The name under which a tensor is stored. Some programs store a tied table as the classifier's alone. */
+static const char *stored_name(const struct sharded_model *shards,
+                               const struct llama_config *config, const char *name) {
+    const bool other = config->tied && !strcmp(name, embedding) && !find(shards, embedding);
+    return other && find(shards, head) ? head : name;
+}
+
+/* If both are stored, they must be the same table: with another one the model is not tied. */
+static int check_head(const struct sharded_model *shards, const struct llama_config *config,
+                      const char *directory) {
+    const struct safetensors_view *e = find(shards, embedding), *h = find(shards, head);
+    if (!config->tied || !e || !h) return 0;
+    if (e->bytes == h->bytes && !strcmp(e->dtype, h->dtype) && !memcmp(e->data, h->data, e->bytes))
+        return 0;
+    return log_error("'%s' has a tensor %s that differs from %s, but its config.json says "
+                     "tie_word_embeddings true; set it to false to use both, or remove %s",
+                     directory, head, embedding, head);
+}
+
 /* A progress line, which is drawn again while a large model is read. */
 enum { LARGE = 1000000000 };
 
@@ -140,13 +170,15 @@ int hf_model_read(const char *directory, const struct llama_config *config,
         status = check_unknown(sharded_model_file(shards, i), sharded_model_path(shards, i), config,
                                tensors, count);
     }
+    if (!status) status = check_head(shards, config, directory);
     for (size_t i = 0; i < count && status == 0; i++) {
         const struct named_tensor *t = &tensors[i];
         const int64_t shape[2] = {t->shape[0], t->shape[1]};
         if (!t->data) continue;
-        const struct safetensors *file = sharded_model_of(shards, t->name);
+        const char *name = stored_name(shards, config, t->name);
+        const struct safetensors *file = sharded_model_of(shards, name);
         show(directory, done, total);
-        status = file ? safetensors_copy_float(file, t->name, shape, t->dims, t->data) : -1;
+        status = file ? safetensors_copy_float(file, name, shape, t->dims, t->data) : -1;
         done += 4.0 * (double)model_tensor_elements(t);
     }
     show(directory, total, total);

@@ -72,7 +72,8 @@ int hf_model_remove(const char *directory);
 extern bool hf_model_shows_progress;
 
 /* Reads tensors, shaped as model_tensors(config) says, into tensors[i].data; those whose data is
- * NULL are left out. The source is DIR/model.safetensors or the files of
+ * NULL are left out. A tied table may be stored as lm_head.weight; if both are stored they must be
+ * equal. The source is DIR/model.safetensors or the files of
  * DIR/model.safetensors.index.json (F32, BF16 or F16). Uses all threads. Reports a missing tensor,
  * one of another shape, and one that a model of this config does not have. config: as from
  * config_read(DIR). Returns 0, or -1 after reporting; the data is then undefined. */

@@ -563,6 +563,15 @@ static void add_redundant(struct safetensors_tensor *list, size_t *count) {
     add(list, count, "model.layers.0.self_attn.rotary_emb.inv_freq");
     add(list, count, "model.layers.1.self_attn.rotary_emb.inv_freq");
 }
+static void keep(struct safetensors_tensor *list, size_t *count) {
+    (void)list, (void)count;
+}
+static void repeat_table(struct safetensors_tensor *list, size_t *count) {
+    list[*count - 1].data = list[0].data;
+}
+static void drop_embedding(struct safetensors_tensor *list, size_t *count) {
+    list[0] = list[--*count];
+}
 
 static int try_read(const char *directory, const struct llama_config *config) {
     struct model *model = make_model(config, 0);
@@ -589,12 +598,30 @@ static void test_checkpoint_read_errors(void **state) {
     assert_reports(try_read(directory, &small), "nnnnn");
     rewrite(directory, add_redundant);
     assert_int_equal(try_read(directory, &small), 0);
-    /* a tied model's file may hold the table twice, as transformers allows */
-    struct llama_config tied = small;
-    tied.tied = true;
-    assert_int_equal(try_read(directory, &tied), 0);
     unlink(in_scratch("wrong/model.safetensors"));
     assert_reports(try_read(directory, &small), "model.safetensors': No such file");
+}
+
+/* A tied model's file may hold the table twice, or under the classifier's name, as transformers allows. */
+static void test_a_tied_table(void **state) {
+    (void)state;
+    const char *directory = in_scratch("tied");
+    struct llama_config tied = small;
+    tied.tied = true;
+    assert_int_equal(write_model(directory, &small, 5, NULL), 0);
+    rewrite(directory, repeat_table);
+    assert_int_equal(try_read(directory, &tied), 0);
+    rewrite(directory, keep);
+    assert_reports(try_read(directory, &tied),
+                   "a tensor lm_head.weight that differs from model.embed_tokens.weight");
+    rewrite(directory, drop_embedding);
+    struct model *model = make_model(&tied, -1e6f), *written = make_model(&small, 0);
+    assert_int_equal(hf_model_read(directory, &tied, model->tensors, model->count), 0);
+    assert_memory_equal(model->tensors[0].data, written->tensors[written->count - 1].data,
+                        13 * 8 * sizeof(float));
+    free(written);
+    free(model);
+    assert_reports(try_read(directory, &small), "has no tensor 'model.embed_tokens.weight'");
 }
 
 /* ---- memory runs out
@@ -651,6 +678,7 @@ int main(void) {
         cmocka_unit_test(test_checkpoint_write_errors),
         cmocka_unit_test(test_checkpoint_on_full_disk),
         cmocka_unit_test(test_checkpoint_read_errors),
+        cmocka_unit_test(test_a_tied_table),
         cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, make_scratch, remove_scratch);
