@@ -24,6 +24,7 @@
 #include "llmc/cli/generate.h"
 #include "llmc/cli/preflight.h"
 #include "llmc/cli/validate.h"
+#include "llmc/comm/common_facts.h"
 #include "llmc/comm/data_parallel_model.h"
 #include "llmc/log/error.h"
 #include "llmc/model/activations.h"
@@ -201,15 +202,15 @@ struct trainer {
     const char *tokenizer;
 };
 
-/* Begins with the ranks of t->run. */
-static void trainer_begin(struct trainer *t) {
+/* Begins with the ranks of t->run. Collective. Returns 0, or -1 after reporting. */
+static int trainer_begin(struct trainer *t) {
     t->view.run = &t->run;
     t->view.dp = &t->dp;
     t->dp.options = t->run.options;
     t->dp.layout = &t->layout;
     t->dp.world = t->run.world;
     t->dp.workers = training_workers(&t->run);
-    threads_choose(t->run.options->threads, t->run.world.local_ranks);
+    return common_threads(&t->run.world, t->run.options->threads);
 }
 
 /* Releases all but t->run. */
@@ -506,8 +507,7 @@ static int train(struct trainer *t) {
         if (!status || !t->run.options->meet || training_leave(&t->view, status == VIEW_ENDS))
             return status;
         trainer_release(t);
-        if (training_next_view(&t->run)) return -1;
-        trainer_begin(t);
+        if (training_next_view(&t->run) || trainer_begin(t)) return -1;
     }
 }
 
@@ -572,8 +572,8 @@ static int run_mode(struct trainer *t) {
         const int failed = preflight(o, &t->run.world);
         return views_preflight(o, GIT_REVISION, t->run.world.rank == 0) || failed ? -1 : 0;
     }
-    trainer_begin(t);
-    int failed = o->eval           ? eval_mode(t)
+    int failed = trainer_begin(t)  ? -1
+                 : o->eval         ? eval_mode(t)
                  : o->eval_choices ? choices_mode(t)
                  : o->generate     ? generate_mode(t)
                                    : train(t);

@@ -29,6 +29,7 @@
 #include "llmc/util/file.h"
 #include "llmc/log/error.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/util/threads.h"
 
 enum { EXIT_USAGE = 2, PIECE_BYTES = 1 << 13, BATCH_PIECES = 256, OPEN_INPUTS = 256 };
 
@@ -314,7 +315,7 @@ static int tokenize(const struct settings *s) {
     if (!job) return log_error("out of memory");
     job->settings = s;
     job->inputs.spool = job->outputs[0].descriptor = job->outputs[1].descriptor = -1;
-    if (s->threads) omp_set_num_threads(s->threads);
+    threads_choose_alone(s->threads, 1);
     int status = directory_of(s->train, directory);
     if (status == 0) status = tokenizer_open(s->tokenizer, &job->tokenizer);
     if (status == 0) status = check_tokenizer(job->tokenizer, s->tokenizer);

@@ -58,7 +58,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c))
         return -1;
     if (param_layout_build(&c, &layout)) return -1;
-    threads_choose(o->threads, world->local_ranks);
+    threads_choose_alone(o->threads, world->local_ranks);
     struct memory_plan_settings settings =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, workers, workers, &settings);

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "llmc/util/file.h"
+#include "llmc/comm/common_facts.h"
 #include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
-#include "llmc/util/threads.h"
 
 static const double PAIRINGS_SECONDS =
     24; /* of all pairings of a measurement; there may be two measurements */
@@ -222,8 +222,7 @@ int preflight(const struct options *o, const struct lossynet_world *world) {
     memset(&f, 0, sizeof f);
     f.options = o;
     f.world = *world;
-    threads_choose(o->threads, world->local_ranks);
-    int failed = fly(&f, &found);
+    int failed = common_threads(world, o->threads) ? -1 : fly(&f, &found);
     if (!failed) {
         if (world->rank == 0) {
             print_table(&f);

@@ -10,6 +10,8 @@
 #include "llmc/log/error.h"
 #include "llmc/model/config.h"
 #include "llmc/options/options_table.h"
+#include "llmc/util/processors.h"
+#include "llmc/util/threads.h"
 #include "lossynet/lossynet_trainer.h"
 
 const char *const common_fact_names[FACTS] = {"the model's shape", "the training data",
@@ -80,6 +82,17 @@ int common_answer(const struct lossynet_world *world, void *answer, size_t bytes
     memcpy(all + (size_t)world->rank * bytes, answer, bytes);
     const int status = lossynet_bootstrap_gather(world, all, bytes) ? -1 : 0;
     memcpy(answer, all, bytes);
+    free(all);
+    return status;
+}
+
+int common_threads(const struct lossynet_world *world, int wanted) {
+    struct processors *all = calloc((size_t)world->ranks, sizeof *all);
+    if (!all) return log_out_of_memory("the list of processors", 0);
+    processors_find(&all[world->rank]);
+    const int status =
+        world->ranks > 1 && lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
+    if (!status) threads_choose(wanted, processors_share(all, world->ranks, world->rank));
     free(all);
     return status;
 }

@@ -37,6 +37,10 @@ json_t *common_facts_json(const struct options *o, const char *run);
 /* Replaces *answer, of `bytes` bytes, by rank 0's. Collective. Returns 0, or -1 after reporting. */
 int common_answer(const struct lossynet_world *world, void *answer, size_t bytes);
 
+/* Chooses the number of threads (threads_choose). The ranks of a machine share its processors. Collective.
+ * Returns 0, or -1 after reporting. */
+int common_threads(const struct lossynet_world *world, int wanted);
+
 #ifdef __cplusplus
 }
 #endif

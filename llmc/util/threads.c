@@ -1,9 +1,12 @@
 /* threads.c — see threads.h. */
 #include "llmc/util/threads.h"
 
+#include <limits.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#include "llmc/util/processors.h"
 
 void threads_wait_briefly(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
@@ -13,13 +16,21 @@ void threads_wait_briefly(char **argv) {
      * results are correct. */
 }
 
-void threads_choose(int wanted, int local_ranks) {
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int threads = omp_get_max_threads();
-    /* If a launcher has bound each rank to its own cores, the rank uses them all. Otherwise the
-     * ranks of the host share all cores. */
-    if (omp_get_num_procs() >= online) threads /= local_ranks;
-    if (wanted) threads = wanted;
-    omp_set_num_threads(threads > 1 ? threads : 1);
+static int threads_told(void) {
+    const char *text = getenv("OMP_NUM_THREADS"); /* a list has a number for each level */
+    const long told = text ? strtol(text, NULL, 10) : 0;
+    return told > 0 && told <= INT_MAX ? (int)told : 0;
+}
+
+void threads_choose(int wanted, int share) {
+    const int told = threads_told();
+    omp_set_num_threads(wanted ? wanted : told ? told : share);
     omp_set_max_active_levels(1);
+}
+
+void threads_choose_alone(int wanted, int local_ranks) {
+    static struct processors own;
+    processors_find(&own);
+    const int share = processors_share(&own, 1, 0) / local_ranks;
+    threads_choose(wanted, share > 1 ? share : 1);
 }

@@ -13,10 +13,14 @@ extern "C" {
  * nothing to do. */
 void threads_wait_briefly(char **argv);
 
-/* Sets OpenMP's number of threads to `wanted`, or, if that is 0, to this rank's share of the
- * cores that it may use. local_ranks: number of ranks on this host. Operations that a worker's
- * thread calls do not start further threads. */
-void threads_choose(int wanted, int local_ranks);
+/* Sets OpenMP's number of threads to `wanted`, or, if that is 0, to what OMP_NUM_THREADS says, or, if
+ * it is not set, to `share` (processors.h). Operations that a worker's thread calls do not start further
+ * threads. */
+void threads_choose(int wanted, int share);
+
+/* The same where ranks do not ask each other: all `local_ranks` of this host share what this rank may
+ * use. */
+void threads_choose_alone(int wanted, int local_ranks);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,8 @@
 """Tests TRAIN_LLAMA2_ISA, the switch that makes a processor a lesser one, and what the program says of the
 processor: at every instruction set that the program may use here, as the program itself lists them, whatever the
 caller of the tests has set."""
+import os
+
 import pytest
 
 from program import instruction_sets, markov_files, read_log, run, succeed
@@ -74,3 +76,18 @@ def test_what_the_processor_lacks_is_refused(data, isa, ranks):
     assert done.returncode == 2 and len(lines) == 1 and "Llama of" not in done.stdout
     assert f"TRAIN_LLAMA2_ISA={isa}: expected an instruction set of this processor: " in lines[0]
     assert lines[0].endswith(HERE[-1])
+
+
+def threads_of(data, out, number, **keywords):
+    succeed("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=32", "--batch=1", "--device=cpu",
+            f"--out={out}", environment={"OMP_NUM_THREADS": number}, **keywords)
+    return read_log(out / "log.jsonl")[0]["threads"]
+
+
+def test_ranks_share_the_processors_that_they_may_use(data, tmp_path):
+    """test_processors.c tests shares and quotas. A number that the user says is each rank's."""
+    allowed = len(os.sched_getaffinity(0))
+    alone = threads_of(data, tmp_path / "1", None)
+    assert 1 <= alone <= allowed
+    assert threads_of(data, tmp_path / "2", None, ranks=2, flags=("--bind-to", "none")) == max(alone // 2, 1)
+    assert threads_of(data, tmp_path / "3", "3", ranks=2) == 3

@@ -230,7 +230,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     t.run.options = &o;
     t.run.world = *world;
     trainer_begin(&t);
-    threads_choose(o.threads, world->ranks);
+    threads_choose_alone(o.threads, world->ranks);
     if (prepare(&t, true)) return -1;
     if (data_parallel_start(&t.dp)) return -1;
     for (t.run.at.step = 0; t.run.at.step < o.steps; t.run.at.step++) {
