@@ -47,8 +47,10 @@
  *             LEAVE    the sender is done with this run. It now sends LEAVE in place of STATE, with the
  *                      same fields. Without encryption it is believed only if the sender is silent
  *                      from then on. Answered by LEFT.
- *             ABORT    the sender has failed. Without encryption it is believed only if two ranks
- *                      say so, or if the sender is silent from then on. Answered by LEFT.
+ *             ABORT    the sender has failed. packet: 1 + the rank that it does not hear, or 0 if
+ *                      it has failed for another reason. Without encryption it is believed only
+ *                      if two ranks say so, or if the sender is silent from then on. Answered by
+ *                      LEFT.
  *             ASK      kind GRADIENT: asks the receiver for its acknowledgement of the sender's
  *                      packets of this phase, from its byte `packet` on. Payload: the sender's
  *                      state.

@@ -268,21 +268,37 @@ static void take_leave(struct ln_transport *t, int peer) {
     live->knows = true;
 }
 
+void ln_control_abort(struct ln_transport *t, int peer) {
+    ln_control_send(t, peer, WIRE_ABORT, 0, 0, (uint32_t)t->session.missed);
+}
+
+void ln_control_fail_with(struct ln_transport *t, int peer) {
+    const int misses = t->peers[peer].live.misses;
+    if (misses == 1 + t->world.rank)
+        ln_session_fail(t, peer, "leaves, since it does not hear this rank");
+    else if (misses > 0)
+        ln_session_fail(t, peer, "leaves, since it does not hear rank %d", misses - 1);
+    else
+        ln_session_fail(t, peer, "has failed");
+    if (misses > 0 && misses != 1 + t->world.rank) t->session.missed = misses; /* the first cause */
+}
+
 /* Handles ABORT. Without encryption anybody on the path can send ABORT in a peer's name. Then we
  * believe it only if a second rank sends it too, or if the peer is silent from then on
  * (progress.c). */
-static void take_abort(struct ln_transport *t, int peer) {
+static void take_abort(struct ln_transport *t, int peer, uint32_t missed) {
     struct ln_liveness *live = &t->peers[peer].live;
     bool believed = t->link->features.reliable || t->session.secure;
     int first = peer; /* the rank that failed first; the others send ABORT because of it */
     if (live->aborted == 0) live->aborted = t->receiver.now;
+    live->misses = missed <= (uint32_t)t->world.ranks ? (int)missed : 0;
     for (int r = 0; r < t->world.ranks; r++) {
         const double aborted = t->peers[r].live.aborted;
         believed |= r != peer && aborted > 0;
         if (r != peer && aborted > 0 && aborted <= t->peers[first].live.aborted) first = r;
     }
     live->left |= believed;
-    if (believed && !t->threads.closing) ln_session_fail(t, first, "has failed");
+    if (believed && !t->threads.closing) ln_control_fail_with(t, first);
 }
 
 bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_header *h,
@@ -305,7 +321,7 @@ bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_head
             p->tx[h->kind].done_waits = false;
         break;
     case WIRE_ABORT:
-        take_abort(t, peer);
+        take_abort(t, peer, h->packet);
         p->live.knows = p->control.left_due = true;
         break;
     case WIRE_LEAVE:

@@ -41,6 +41,7 @@ struct ln_liveness {
     bool left;        /* it sent a LEAVE or an ABORT that we believe */
     double leaving;   /* when it first sent LEAVE, if nothing denied that later; 0: it did not */
     double aborted;   /* when it first sent ABORT, if nothing else came later; 0: it did not */
+    int misses;       /* 1 + the rank that it does not hear, as its ABORT says; 0: none */
     double refused;   /* when its host last refused a datagram for its address; 0: never */
     bool suspected;   /* it has been silent for so long that we ask all peers */
     bool missed;      /* it was silent when a peer made the comm fail */

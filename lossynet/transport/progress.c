@@ -109,7 +109,7 @@ static void judge(struct ln_transport *t, int peer, double silence) {
     if (leaves || (live->left && silence > LEFT))
         ln_session_fail(t, peer, "has left the run");
     else if (live->aborted > 0 && silence > ABORTED)
-        ln_session_fail(t, peer, "has failed");
+        ln_control_fail_with(t, peer);
     else if (refused)
         ln_session_fail(t, peer, "has ended: its host refuses datagrams for it");
     else if (silence > t->session.peer_timeout)
@@ -272,7 +272,6 @@ static bool all_know(struct ln_transport *t, int unused) {
  * they may lack our last answers. After a failure we send ABORT and do not wait. */
 static void say_leave(struct ln_transport *t) {
     const lossynet_status failed = t->failed;
-    const int type = failed ? WIRE_ABORT : WIRE_LEAVE;
     t->failed = LOSSYNET_OK;
     t->threads.closing = true;
     t->threads.closing_since = ln_now();
@@ -284,14 +283,19 @@ static void say_leave(struct ln_transport *t) {
         p->message[LOSSYNET_GATHER].repeat = ln_timer_at_once();
         for (int kind = 0; kind < 2; kind++)
             p->tx[kind].complete = true, p->tx[kind].done_waits &= !failed;
-        if (failed) ln_control_send(t, r, type, 0, 0, 0), p->live.knows = true;
+        if (failed) ln_control_abort(t, r), p->live.knows = true;
     }
     ln_agenda_all(t);
     if (!failed) ln_progress_until(t, all_know, 0);
     /* Peers that left before us may not have heard that we know it. They stop waiting after
      * LEAVING. */
     for (int r = 0; r < t->world.ranks; r++)
-        if (r != t->world.rank) ln_control_send(t, r, failed ? type : WIRE_LEFT, 0, 0, 0);
+        if (r == t->world.rank)
+            continue;
+        else if (failed)
+            ln_control_abort(t, r);
+        else
+            ln_control_send(t, r, WIRE_LEFT, 0, 0, 0);
     t->failed = failed;
 }
 

@@ -122,6 +122,7 @@ struct ln_session { /* what all datagrams of a run have in common */
     double peer_timeout;
     int window;       /* most DATA that a peer may have on its way to us */
     int credit_every; /* we give a peer credit after so many DATA */
+    int missed;       /* 1 + the peer because of which this rank has failed; 0: none */
     bool told_window; /* a line has said that receive queues keep paths idle */
     uint64_t step;    /* the caller's step, for lines of the log; atomic */
 };
@@ -354,6 +355,10 @@ void ln_window_report(struct ln_transport *t, int peer, uint32_t came);
 struct ln_datagram ln_control_datagram(const struct ln_transport *t, int peer, int type, int kind,
                                        uint32_t index, uint32_t packet, const void *payload,
                                        size_t bytes);
+/* Makes the transport fail because of a peer that sent ABORT, and says why the peer did. */
+void ln_control_fail_with(struct ln_transport *t, int peer);
+/* Tells a peer that this rank has failed, and because of whom. */
+void ln_control_abort(struct ln_transport *t, int peer);
 /* Sends one datagram with our state. */
 void ln_control_send(struct ln_transport *t, int peer, int type, int kind, uint32_t index,
                      uint32_t packet);

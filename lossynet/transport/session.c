@@ -31,6 +31,7 @@ void ln_session_fail(struct ln_transport *t, int peer, const char *format, ...) 
     ln_log("rank %d, step %" PRIu64 ", peer rank %d %s", t->world.rank, ln_session_step(t), peer,
            what);
     t->failed = LOSSYNET_LINK;
+    t->session.missed = 1 + peer;
     note_missed(t);
 }
 
