@@ -95,15 +95,15 @@ etcd_start() {
     etcd=$!
 }
 
-# Whether the etcd of this script answers. Another one may have had its port before.
-etcd_answers() {
-    local answer
-    { exec {socket}<>"/dev/tcp/127.0.0.1/$client"; } 2>/dev/null || return 1
-    printf 'POST /v3/cluster/member/list HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}' >&"$socket"
-    answer=$(timeout 2 cat <&"$socket")
-    exec {socket}>&-
-    [[ $answer == *"\"name\":\"$name\""* ]]
+# Prints what the store answers. Nothing: no answer within 2 s.
+ask() { # ask HOST PORT PATH JSON
+    # shellcheck disable=SC2016  # the other shell expands it
+    timeout 2 bash -c 'exec 3<>"/dev/tcp/$0/$1" &&
+        printf "POST /v3/%s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" "$2" "${#3}" "$3" >&3 && cat <&3' "$@" 2>/dev/null
 }
+
+# Whether the etcd of this script answers. Another one may have had its port before.
+etcd_answers() { [[ $(ask 127.0.0.1 "$client" cluster/member/list '{}') == *"\"name\":\"$name\""* ]]; }
 
 # Starts etcd at ports that nobody uses. It tries random ports until etcd answers.
 etcd_open() {
@@ -131,7 +131,7 @@ etcd_open() {
 # ---- processes ------------------------------------------------------------------------------
 # Indexed by the number of a process: its process id, how often it was started again, when it is to be
 # started (in seconds), its exit code, and the file descriptor that signals for it are written to.
-pids=() again=() due=() ended=() inputs=()
+pids=() again=() due=() ended=() inputs=() named=()
 stopping='' stopped=0 unsure=''
 
 # Runs on the other host. It reads names of signals from its standard input, one a line, and sends them
@@ -158,7 +158,7 @@ remote() { # remote NUMBER COMMAND: over a connection that nothing else holds op
 quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; } # for any shell
 
 start() { # start NUMBER
-    local options=(--meet "$meet" --meet-ranks "$ranks" "${arguments[@]}")
+    local options=(--meet "$meet" --meet-ranks "$ranks" --meet-process "$1" "${arguments[@]}")
     # A new process may take it that ranks which are not registered any more are dead, as they are
     # processes of this script. After a connection has ended, this is not sure.
     [ "${again[$1]}" -eq 0 ] || [ -n "$unsure" ] || options+=(--meet-anew)
@@ -197,6 +197,32 @@ trap 'stop INT' INT
 trap 'stop TERM' TERM HUP
 trap 'stop USR1' USR1
 
+# Sets `rank` to " (rank R)": the rank that a process had in the last view with it. It is empty where the process
+# was in no view since its start, or where the store does not answer. `named` has the registrations that this
+# function has found before. The store keeps earlier views, since other ranks may have made the next one already.
+rank_of() { # rank_of NUMBER
+    local url=${meet#etcd://} key answer member revision='' at uid views
+    local run=${url#*/} host=${url%%/*}
+    key=$(printf %s "$run/view" | base64 -w 0)
+    rank=''
+    for ((views = 0; views < 5; views++)); do
+        answer=$(ask "$(tr -d '[]' <<<"${host%:*}")" "${host##*:}" kv/range "{\"key\":\"$key\"$revision}")
+        [[ $answer =~ \"mod_revision\":\"([0-9]+)\" ]] || return
+        revision=",\"revision\":$((BASH_REMATCH[1] - 1))"
+        [[ $answer =~ \"value\":\"([^\"]+)\" ]] || return
+        at=0
+        while read -r member; do
+            if [[ $member == *"\"process\":$1,"* && $member =~ \"uid\":\"([^\"]+)\" ]]; then
+                uid=${BASH_REMATCH[1]}
+                [ "$uid" = "${named[$1]-}" ] || rank=" (rank $at)"
+                named[$1]=$uid
+                return
+            fi
+            at=$((at + 1))
+        done < <(base64 -d <<<"${BASH_REMATCH[1]}" | tr '}' '\n')
+    done
+}
+
 # Handles a process that has ended: decides whether it is started again, and when.
 settle() { # settle NUMBER
     local i=$1 code how input
@@ -210,6 +236,7 @@ settle() { # settle NUMBER
     fi
     how="ended with exit code $code"
     [ "$code" -le 128 ] || how="was killed by signal $((code - 128))"
+    rank_of "$i"
     if [ "${#hosts[@]}" -gt 0 ]; then
         how="$how on ${hosts[$i % ${#hosts[@]}]}"
         # If the connection has ended (code 255 of ssh), the process may still run. srun has no such code.
@@ -219,11 +246,11 @@ settle() { # settle NUMBER
         ended[i]=$code
     elif [ "${again[$i]}" -ge "$most" ]; then
         ended[i]=$code
-        say "process $i $how, for the last time (--max-restarts $most)"
+        say "process $i$rank $how, for the last time (--max-restarts $most)"
     else
         again[i]=$((again[i] + 1))
         due[i]=$((SECONDS + again[i]))
-        say "process $i $how; it is started again, for the ${again[$i]}. time of $most"
+        say "process $i$rank $how: start ${again[$i]} of $most"
     fi
 }
 

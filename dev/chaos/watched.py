@@ -34,7 +34,7 @@ def write_tokens(path, count, seed):
 
 
 def pids_of(names):
-    """Of members in an event of the log: "host:7, host:8"."""
+    """Of members in an event of the log: "rank 0 host:7, rank 2 host:8"."""
     return {int(name.split(":")[-1]) for name in names.split(",") if name.strip()}
 
 

@@ -58,12 +58,13 @@ struct views {
 
 int views_check(const struct options *o, int ranks) {
     if (!o->meet) {
-        if (o->meet_anew || o->meet_ranks > 1 || o->meet_keep)
+        if (o->meet_anew || o->meet_ranks > 1 || o->meet_keep || o->meet_process >= 0)
             return log_error("--meet-%s: expected --meet URL too, the place where ranks find each "
                              "other",
-                             o->meet_anew   ? "anew"
-                             : o->meet_keep ? "keep"
-                                            : "ranks");
+                             o->meet_anew           ? "anew"
+                             : o->meet_keep         ? "keep"
+                             : o->meet_process >= 0 ? "process"
+                                                    : "ranks");
         return 0;
     }
     if (ranks > 1 && !o->preflight && !o->dry_run)
@@ -112,11 +113,12 @@ static void close_world(struct views *v) {
     v->share = NULL;
 }
 
-/* Adds "host:pid" to a list for people to read. */
-static void name_member(char *list, size_t room, const struct member *m) {
+/* Adds "rank R host:pid" to a list for people to read. rank: in the view that has the member. */
+static void name_member(char *list, size_t room, int rank, const struct member *m) {
     const size_t used = strlen(list);
     if (used + 1 < room)
-        snprintf(list + used, room - used, "%s%s:%d", used ? ", " : "", m->host, m->pid);
+        snprintf(list + used, room - used, "%srank %d %s:%d", used ? ", " : "", rank, m->host,
+                 m->pid);
 }
 
 static void find_ended(void *context, bool *ended) {
@@ -185,7 +187,7 @@ static int meet(struct views *v) {
 static void name_absent(char *list, size_t room, const struct view *was, const struct view *is) {
     list[0] = '\0';
     for (int r = 0; r < was->members; r++)
-        if (view_rank_of(is, was->member[r].uid) < 0) name_member(list, room, &was->member[r]);
+        if (view_rank_of(is, was->member[r].uid) < 0) name_member(list, room, r, &was->member[r]);
 }
 
 /* ---- open and close --------------------------------------------------------------------- */
@@ -196,7 +198,8 @@ static struct membership_settings membership_of(const struct options *o, const c
                                                  .first_ranks = o->meet_ranks,
                                                  .version = revision,
                                                  .options = same,
-                                                 .anew = o->meet_anew};
+                                                 .anew = o->meet_anew,
+                                                 .process = o->meet_process};
     return settings;
 }
 
@@ -421,7 +424,7 @@ static bool drop_joiners(struct views *v) {
     if (v->entered || is_first(view)) return false;
     for (int r = 0; r < view->members; r++) {
         v->missing[r] = view->member[r].joined == view->epoch;
-        if (v->missing[r]) name_member(list, sizeof list, &view->member[r]);
+        if (v->missing[r]) name_member(list, sizeof list, r, &view->member[r]);
     }
     if (!*list) return false;
     if (v->missing[view->self]) {

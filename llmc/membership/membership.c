@@ -262,6 +262,7 @@ static int begin(struct membership *m, const struct membership_settings *s) {
     const int port = s->listen(s->context, address);
     if (port < 0) return -1;
     describe_self(address, port, &m->agreement.self);
+    m->agreement.self.process = s->process;
     char prefix[80];
     snprintf(prefix, sizeof prefix, "%s/member/", m->url.run);
     if (etcd_watch_open(m->url.host, m->url.port, prefix, &m->registrations)) return -1;

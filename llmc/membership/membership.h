@@ -30,6 +30,7 @@ struct membership_settings {
     void *context;                                                 /* of these two */
     const char *version;   /* of the program; the same in all processes */
     const json_t *options; /* an object: the options that must be the same in all processes */
+    int process;           /* the number by which its launcher knows this process; -1: none */
     bool anew;             /* replaces a view of which no member is registered any more: the user
                             * asserts that they are dead */
 };

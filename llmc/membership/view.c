@@ -74,6 +74,7 @@ static json_t *member_json(const struct member *m) {
     json_object_set_new(json, "address", json_string(m->address));
     json_object_set_new(json, "host", json_string(m->host));
     json_object_set_new(json, "pid", json_integer(m->pid));
+    if (m->process >= 0) json_object_set_new(json, "process", json_integer(m->process));
     return json;
 }
 
@@ -117,6 +118,8 @@ static bool take_member(const json_t *json, const char *uid, struct member *out)
     if (!json_is_integer(pid) || json_integer_value(pid) < 0 || json_integer_value(pid) > INT_MAX)
         return false;
     out->pid = (int)json_integer_value(pid);
+    const json_t *process = json_object_get(json, "process");
+    out->process = json_is_integer(process) ? (int)json_integer_value(process) : -1;
     const char *proof = json_string_value(json_object_get(json, "proof"));
     if (proof && !take_text(proof, out->proof, sizeof out->proof)) return false;
     return take_text(uid, out->uid, sizeof out->uid) &&

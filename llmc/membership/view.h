@@ -17,10 +17,10 @@ struct member {
     char uid[24];     /* of a registration; a process that registers again takes a new one */
     char address[72]; /* HOST:PORT, where the process listens (TCP) for a rendezvous */
     char host[64];    /* its name, for messages */
-    int pid;
-    int64_t joined; /* epoch of the first view that has this member; 0: none yet. A member with
+    int pid, process; /* process: the number by which its launcher knows it; -1: none */
+    int64_t joined;   /* epoch of the first view that has this member; 0: none yet. A member with
                      * joined == epoch is new in that view and has no state of the run */
-    char proof[65]; /* of a registration in a run with a key, as hexadecimal digits; else "" */
+    char proof[65];   /* of a registration in a run with a key, as hexadecimal digits; else "" */
 };
 
 struct view {

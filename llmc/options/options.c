@@ -180,6 +180,10 @@ static const struct lossynet_option table[] = {
     SWITCH("meet-anew", meet_anew, SWEEPS | EACH_START,
            "with --meet: begin although an earlier start of this run has not ended it. No rank of "
            "that start may still be running"),
+    INTEGER(
+        "meet-process", meet_process, SWEEPS | NEUTRAL | EACH_RANK | EACH_START, "-1", 0, 65534,
+        "with --meet: the number that a launcher knows this process by (scripts/elastic.sh); it "
+        "stands in the store beside the process's rank"),
     NETWORK("deadline"),
     SWITCH("no-overlap", no_overlap, NEUTRAL | IF_DATAGRAMS,
            "udp, verbs: do not exchange packets while computing"),

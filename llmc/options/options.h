@@ -72,6 +72,7 @@ struct options {
     const char *meet; /* NULL: the ranks that a launcher started */
     int meet_ranks, meet_keep;
     bool meet_anew;
+    int meet_process; /* the number of this process, for its launcher; -1: none */
     bool no_overlap;
     /* output */
     const char *out, *log;

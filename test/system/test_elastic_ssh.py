@@ -172,7 +172,7 @@ def a_host_loses_its_ranks(run):
 
 def test_all_ranks_of_a_host_die(run):
     said = a_host_loses_its_ranks(run)
-    assert said.count(f"was killed by signal 9 on {run.hosts.address(1)}; it is started again") >= 2, said
+    assert said.count(f"was killed by signal 9 on {run.hosts.address(1)}: start ") >= 2, said
 
 
 def test_a_connection_ends(run):

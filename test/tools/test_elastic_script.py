@@ -121,10 +121,10 @@ def test_who_dies_is_started_again(script):
     code, said = script.run("KILL 1 0", "-n", 1, "--", "--model", "a b")
     assert code == 0
     assert [line.split(": ", 1)[1] for line in said.splitlines()] == [
-        "process 0 was killed by signal 9; it is started again, for the 1. time of 3",
-        "process 0 ended with exit code 1; it is started again, for the 2. time of 3"]
+        "process 0 was killed by signal 9: start 1 of 3",
+        "process 0 ended with exit code 1: start 2 of 3"]
     first, *later = map(options_of, script.lines("started"))
-    assert re.fullmatch(r"--meet etcd://127.0.0.1:\d+/elastic-\w+ --meet-ranks 1 --model a b", first)
+    assert re.fullmatch(r"--meet etcd://127.0.0.1:\d+/elastic-\w+ --meet-ranks 1 --meet-process 0 --model a b", first)
     assert later == [first + " --meet-anew"] * 2
     assert script.left_nothing()
 
@@ -194,7 +194,7 @@ def test_restarts_are_used_up(script):
 def test_exit_codes(script, plan, code, started):
     assert script.run(plan, "-n", 2, *URL, "--")[0] == code
     assert len(script.lines("started")) == started
-    assert "--meet etcd://nowhere:1/r --meet-ranks 2" in script.lines("started")[0]
+    assert "--meet etcd://nowhere:1/r --meet-ranks 2 --meet-process" in script.lines("started")[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -210,8 +210,10 @@ def test_hosts(script):
     process = script.start("KILL wait wait wait", "-n", 3, "--hosts", "a,b", *URL, "--", "it's $HOME")
     script.wait(lambda: len(script.lines("ready")) == 3)
     assert sorted(script.lines("hosts")) in (["a", "a", "a", "b"], ["a", "a", "b", "b"])
-    first = "--meet etcd://nowhere:1/r --meet-ranks 3 it's $HOME"
-    assert sorted(map(options_of, script.lines("started"))) == [first] * 3 + [first + " --meet-anew"]
+    started = list(map(options_of, script.lines("started")))
+    first = [f"--meet etcd://nowhere:1/r --meet-ranks 3 --meet-process {i} it's $HOME" for i in range(3)]
+    assert set(first) <= set(started) and len(started) == 4
+    assert [line for line in started if line not in first] in [[line + " --meet-anew"] for line in first]
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT) == 0
     assert script.lines("signals") == ["TERM"] * 3
@@ -283,10 +285,10 @@ def trainers_of(script):
 
 @needs_etcd
 def test_a_rank_of_a_run_dies(script, data):  # pylint: disable=redefined-outer-name
-    """A rank that dies is started again and joins. The run ends normally."""
+    """A rank that dies is started again and joins. The run ends normally. All lines name the same rank as dead."""
     out = script.folder / "out"
     common = settings(data, out, workers=None, seq=16, val=None, steps=10 ** 6, peer_timeout=2)
-    process = script.start("", "-n", 2, "--", *common, trainer=PROGRAM)
+    process = script.start("", "-n", 3, "--", *common, trainer=PROGRAM)
 
     def log(kind):
         path = out / "log.jsonl"
@@ -294,11 +296,15 @@ def test_a_rank_of_a_run_dies(script, data):  # pylint: disable=redefined-outer-
         return [line for line in lines if line.endswith("\n") and f'"event":"{kind}"' in line]
 
     script.wait(lambda: len(log("step")) > 3)
-    os.kill(trainers_of(process.pid)[0], signal.SIGKILL)
-    script.wait(lambda: log("view") and '"ranks":2' in log("view")[-1]
+    dead = trainers_of(process.pid)[0]
+    os.kill(dead, signal.SIGKILL)
+    script.wait(lambda: log("view") and '"ranks":3' in log("view")[-1]
                 and '"joined":""' not in log("view")[-1])
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=TIMEOUT)[1]
     assert process.returncode == 0, said
-    assert "was killed by signal 9; it is started again" in said
+    rank = re.search(r"process \d \(rank (\d)\) was killed by signal 9: start 1 of 3\n", said)[1]
+    assert any(re.search(rf'"left":"rank {rank} [^,]*:{dead}"', line) for line in log("view"))
+    assert set(re.findall(r"peer rank (\d) (?:has|was)", said)) <= {rank}, said
+    assert set(re.findall(r"does not hear rank (\d)", said)) <= {rank}, said
     assert read_log(out / "log.jsonl")[-1]["status"] == "stopped"
