@@ -33,6 +33,7 @@ import io
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -220,8 +221,8 @@ def documents_of_parquet(path):
     try:
         import pyarrow.parquet  # pylint: disable=import-outside-toplevel
     except ImportError:
-        raise Failure("this corpus is Parquet, which needs the Python package pyarrow: "
-                      "pip install pyarrow, or take c4, which needs nothing") from None
+        raise Failure(f"this corpus is Parquet; {sys.executable} lacks the Python package pyarrow: pip install "
+                      "pyarrow in a virtual environment (python3 -m venv), or take c4, which needs nothing") from None
     for batch in pyarrow.parquet.ParquetFile(path).iter_batches(columns=["text"]):
         yield from batch.column(0).to_pylist()
 
@@ -376,6 +377,7 @@ def main():
     parser.add_argument("--retries", type=int, default=5, metavar="N",
                         help="attempts after a broken connection (default 5)")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # from here on a pipe that breaks is reported
     if arguments.list:
         show_list()
         return 0
@@ -405,4 +407,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     sys.exit(main())

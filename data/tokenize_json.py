@@ -17,6 +17,7 @@ import array
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import time
 
@@ -253,4 +254,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     sys.exit(main())

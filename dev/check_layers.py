@@ -12,6 +12,7 @@ is 1 if there is one.
 import argparse
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -178,4 +179,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     sys.exit(main())

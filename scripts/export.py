@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Writes a run's log for TensorBoard, Weights & Biases or a spreadsheet, also while the run goes on.
 
     scripts/export.py RUN --tensorboard DIR [--follow]     event files; then: tensorboard --logdir DIR
@@ -6,7 +6,8 @@
     scripts/export.py RUN --csv FILE                       a row per step
 
 RUN is the directory that the run got with --out. --follow goes on until the run has ended. The packages
-tensorboard and wandb write their own formats: pip install tensorboard, or wandb. Names are train/FIELD and
+tensorboard and wandb write their own formats; they come from the environment that is active, or from the
+system's Python. Names are train/FIELD and
 validation/FIELD, with the fields of llmc/log/README.md. Validations stand at the number of steps done.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.
@@ -16,14 +17,14 @@ import csv
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 
+from python_packages import require
+from run_log import LogError, number, parse
+
 PAUSE = 1.0  # seconds between looks at a log that grows
-
-
-class Failure(Exception):
-    """An error with a message to the user in one line."""
 
 
 # ---- reading ----
@@ -31,23 +32,19 @@ class Failure(Exception):
 def read_events(path, follow):
     """Yields the events of a log; with `follow` until one of them is the run's end. While the run goes on,
     the last line may be incomplete. A log that a resumed run has cut back is read again from its start."""
-    number, position = 0, 0
+    lines, position = 0, 0
     while True:
         if os.path.getsize(path) < position:
-            number, position = 0, 0
+            lines, position = 0, 0
         with open(path, "rb") as file:
             file.seek(position)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                number, position = number + 1, position + len(line)
-                try:
-                    event = json.loads(line)
-                    kind = event["event"]
-                except (ValueError, KeyError, TypeError):
-                    raise Failure(f"{path}:{number}: expected a JSON object with \"event\"") from None
+                lines, position = lines + 1, position + len(line)
+                event = parse(path, lines, line)
                 yield event
-                follow = follow and kind != "end"
+                follow = follow and event["event"] != "end"
         if not follow:
             return
         time.sleep(PAUSE)
@@ -58,7 +55,7 @@ def once(events):
     last = {}
     for event in events:
         if event["event"] in ("step", "eval", "sample"):
-            if event["step"] <= last.get(event["event"], -1):
+            if number(event, "step", -1) <= last.get(event["event"], -1):
                 continue
             last[event["event"]] = event["step"]
         yield event
@@ -66,9 +63,9 @@ def once(events):
 
 def scalars(event):
     """The numbers of a step or an evaluation, by name. Those that have no meaning (null) are left out."""
-    for name, value in event.items():
-        if isinstance(value, (int, float)) and name != "step":
-            yield name, value
+    for name in event:
+        if name != "step" and number(event, name) is not None:
+            yield name, event[name]
 
 
 PREFIX = {"step": "train", "eval": "validation"}
@@ -80,12 +77,9 @@ class TensorBoard:
     """Event files, written by the package tensorboard. Wall times are those of the steps' durations."""
 
     def __init__(self, folder, log):
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise Failure(f"--tensorboard needs the Python package tensorboard ({error}): "
-                          "pip install tensorboard") from None
+        require("tensorboard.compat.proto", names=["tensorboard"])
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
         self.event, self.summary = event_pb2.Event, summary_pb2
         self.tensor, self.string = tensor_pb2.TensorProto, types_pb2.DT_STRING
         self.writer = EventFileWriter(str(folder))
@@ -94,14 +88,14 @@ class TensorBoard:
     def write(self, event):
         kind = event["event"]
         if kind == "step":
-            self.clock += event["step_ms"] / 1e3
+            self.clock += number(event, "step_ms", 0) / 1e3
         if kind in PREFIX:
             self.add(event["step"], [self.summary.Summary.Value(tag=f"{PREFIX[kind]}/{name}", simple_value=value)
                                      for name, value in scalars(event)])
         elif kind == "sample":
-            self.add(event["step"], [self.text("sample", event["text"])])
+            self.add(event["step"], [self.text("sample", str(event.get("text", "")))])
         elif kind == "run":
-            self.add(0, [self.text("options", "    " + json.dumps(event["options"], indent=4).replace("\n", "\n    "))])
+            self.add(0, [self.text("options", "    " + json.dumps(event.get("options", {}), indent=4).replace("\n", "\n    "))])
 
     def text(self, tag, text):
         about = self.summary.SummaryMetadata(
@@ -122,29 +116,27 @@ class TensorBoard:
 
 def seconds_of(log):
     """How long the steps of a log took until now."""
-    return sum(event["step_ms"] for event in read_events(log, False) if event["event"] == "step") / 1e3
+    return sum(number(event, "step_ms", 0) for event in read_events(log, False) if event["event"] == "step") / 1e3
 
 
 class WeightsAndBiases:
     """A run of Weights & Biases, by the package wandb, which asks for a login (WANDB_MODE=offline does not)."""
 
     def __init__(self, project, log):
-        try:
-            import wandb
-        except ImportError:
-            raise Failure("--wandb needs the Python package wandb: pip install wandb") from None
+        require("wandb")
+        import wandb
         self.wandb, self.project, self.name, self.run = wandb, project, log.parent.resolve().name, None
 
     def write(self, event):
         kind = event["event"]
         if kind == "run" and not self.run:
-            self.run = self.wandb.init(project=self.project, name=self.name, config=event["options"])
+            self.run = self.wandb.init(project=self.project, name=self.name, config=event.get("options", {}))
         elif kind in PREFIX and self.run:
             # Steps must not decrease there: an evaluation has its steps done as an ordinary number.
             step = event["step"] if kind == "step" else event["step"] - 1
             self.run.log({f"{PREFIX[kind]}/{name}": value for name, value in scalars(event)}, step=step)
         elif kind == "end" and self.run:
-            self.run.summary["status"] = event["status"]
+            self.run.summary["status"] = event.get("status")
 
     def flush(self):
         """wandb sends by itself."""
@@ -178,7 +170,7 @@ def write_csv(events, path):
 def export(arguments):
     log = arguments.run / "log.jsonl"
     if not log.exists():
-        raise Failure(f"there is no {log}: expected the directory that --out named")
+        raise LogError(f"there is no {log}: expected the directory that --out named")
     events = once(read_events(log, arguments.follow))
     if arguments.csv:
         write_csv(events, arguments.csv)
@@ -206,15 +198,17 @@ def main():
     target.add_argument("--csv", type=pathlib.Path, metavar="FILE", help="file to write")
     parser.add_argument("--follow", action="store_true", help="go on until the run has ended")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # from here on a pipe that breaks is reported
     if arguments.csv and arguments.follow:
         parser.error("--follow: expected --tensorboard or --wandb")
     try:
         export(arguments)
-    except (Failure, OSError) as failure:
+    except (LogError, OSError) as failure:
         print(f"export.py: {failure}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     sys.exit(main())

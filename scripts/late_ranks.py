@@ -17,6 +17,7 @@ import argparse
 import math
 import random
 import re
+import signal
 import sys
 
 TITLE = re.compile(r"# step \d+, (gradient|parameter), worker (\d+) to (\d+)")
@@ -107,4 +108,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main()

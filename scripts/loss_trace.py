@@ -11,6 +11,7 @@ The report goes to stderr.
 import argparse
 import json
 import re
+import signal
 import sys
 
 TITLE = re.compile(r"# step (\d+), (gradient|parameter), worker (\d+) to (\d+)")
@@ -58,4 +59,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main()

@@ -32,7 +32,8 @@ say "4/5  10% lost, by default: what was lost is made up for"
 run lossy --algorithm lossy --loss-rate 0.1
 
 say "5/5  What it cost"
-"$python" scripts/sweeps/report.py --out "$out" "$out/reliable" "$out/plain" "$out/lossy"
+"$python" scripts/sweeps/report.py --out "$out" --note "Circles lie above the lines: the validation text is \
+the end of the Bible, which is unlike its beginning." "$out/reliable" "$out/plain" "$out/lossy"
 cat <<END
 
 Early in training every step changes much, so loss is expensive. One pair of
@@ -45,4 +46,4 @@ END
 checkpoint=$(ls -d "$out"/lossy/checkpoint-* | tail -n 1)
 "$train_llama2" --model "$checkpoint" --generate "And the LORD said unto " --tokens 80 --seed 4 |
     fold -s -w 76 | sed 's/^/  /'
-printf '\nEverything is in %s: plot.png, table.md, and per run a log and a model.\n' "$out"
+printf '\nEverything is in %s: plot.png and plot.svg, table.md, and per run\na log and a model.\n' "$out"

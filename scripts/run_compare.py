@@ -3,17 +3,21 @@ hours. Whoever reaches a low loss in few steps need not be ahead after the same 
 """
 import itertools
 import os
-import sys
+
+from figure import pyplot, save
+from run_log import number, text
 
 SMOOTH = 50  # a curve is the mean over 1/SMOOTH of its run's steps, up to each step
 
 
 def curve(run):
-    """Adds to a run what its steps took in total: `tokens`, `hours`, and the smoothed training loss."""
-    steps = run["steps"]
+    """Adds to a run what its steps took in total: `tokens`, `hours`, and the smoothed training loss. Steps without
+    a loss are left out. What a step took counts as nothing where it was not measured."""
+    steps = run["steps"] = [event for event in run["steps"] if number(event, "loss") is not None]
     width = max(1, len(steps) // SMOOTH)
-    run["tokens"] = list(itertools.accumulate(e["tokens_per_second"] * e["step_ms"] / 1e3 for e in steps))
-    run["hours"] = list(itertools.accumulate(e["step_ms"] / 3.6e6 for e in steps))
+    run["tokens"] = list(itertools.accumulate(
+        number(e, "tokens_per_second", 0) * number(e, "step_ms", 0) / 1e3 for e in steps))
+    run["hours"] = list(itertools.accumulate(number(e, "step_ms", 0) / 3.6e6 for e in steps))
     run["loss"] = []
     window = 0.0
     for i, event in enumerate(steps):
@@ -26,10 +30,6 @@ def loss_at(run, axis, place):
     None: none had."""
     done = [loss for loss, at in zip(run["loss"], run[axis]) if at <= place * (1 + 1e-9)]
     return done[-1] if done else None
-
-
-def number(value, form="{:.3f}"):
-    return "-" if value is None else form.format(value)
 
 
 def scale(value):
@@ -51,10 +51,10 @@ def table(names, runs):
              f"at {scale(tokens)} tokens", f"after {duration(hours)}"]]
     for name, run in zip(names, runs):
         last = run["evals"][-1] if run["evals"] else {}
+        val, bits = number(last, "val_loss"), number(last, "val_bits_per_byte")
         rows.append([name, str(len(run["steps"])), scale(run["tokens"][-1]), duration(run["hours"][-1]),
-                     number(run["loss"][-1]), number(last.get("val_loss")),
-                     number(last.get("val_bits_per_byte"), "{:.4f}"),
-                     number(loss_at(run, "tokens", tokens)), number(loss_at(run, "hours", hours))])
+                     text(run["loss"][-1]), text(val), text(bits, "{:.4f}"),
+                     text(loss_at(run, "tokens", tokens)), text(loss_at(run, "hours", hours))])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
                        for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows]
@@ -75,17 +75,13 @@ def names_of(directories):
 
 
 def draw(names, runs, path):
-    try:
-        import matplotlib  # pylint: disable=import-outside-toplevel
-    except ImportError:
-        sys.exit("run_report.py: no picture without Matplotlib; scripts/dependencies.sh quickstart installs it")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt  # pylint: disable=import-outside-toplevel
+    plt = pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(16, 5), sharey=True)
     for name, run in zip(names, runs):
         steps = [e["step"] + 1 for e in run["steps"]]
         index = {step: i for i, step in enumerate(steps)}
-        marks = [(index[e["step"]], e["val_loss"]) for e in run["evals"] if e["step"] in index]
+        marks = [(index[e["step"]], number(e, "val_loss")) for e in run["evals"]
+                 if e["step"] in index and number(e, "val_loss") is not None]
         for axes, axis in zip(panels, (steps, run["tokens"], run["hours"])):
             (line,) = axes.plot(axis, run["loss"], lw=1.2, label=name)
             axes.plot([axis[i] for i, _ in marks], [loss for _, loss in marks], "o", mfc="white",
@@ -94,19 +90,15 @@ def draw(names, runs, path):
     bottom = min(min(run["loss"]) for run in runs)
     for axes, what in zip(panels, ("step", "tokens", "hours of training")):
         axes.set(xlabel=what, xlim=(0, None), ylim=(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom) + 1e-3))
-        axes.grid(alpha=0.25)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     panels[0].set(ylabel="cross-entropy", title="Training (lines) and validation (circles)")
-    panels[0].legend(frameon=False, fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    panels[0].legend()
+    return save(figure, path)
 
 
 def compare(directories, runs, path):
-    """Prints the table and draws the picture."""
+    """Prints the table and where the picture is."""
     for run in runs:
         curve(run)
     names = names_of(directories)
     print("\n".join(table(names, runs)))
-    draw(names, runs, path)
+    print("\n" + draw(names, runs, path))

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Runs the tests, several at the same time: more than the machine has cores, because some tests wait most of
 the time. Those that measure rates, times or memory go ahead of the others; where that is not allowed
 they run afterwards, one by one.

@@ -302,6 +302,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # from here on a pipe that breaks is reported
     reason = testbed.unavailable()
     if reason:
         sys.exit(f"measured.py: {reason}")
@@ -336,4 +337,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main()

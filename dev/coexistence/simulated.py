@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Simulates figures 6 and 7 of the RPS paper at full size (make simulate; two cores for two hours).
 
 Runs simulated.cpp over a grid and writes simulated.csv (every run), simulated.md (tables) and
@@ -29,13 +29,20 @@ import csv
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
-import numpy as np
-
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+# pylint: disable=wrong-import-position
+from python_packages import require
+
+if __name__ == "__main__":
+    require("numpy", "matplotlib", target="simulate")
+import numpy as np
+
 BUILD = pathlib.Path(os.environ.get("BUILD", "build"))
 BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 PROGRAM = BUILD / "dev/coexistence/simulated"
@@ -311,4 +318,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main()

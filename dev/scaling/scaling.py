@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Models when lossy datagrams are faster than reliable exchanges, by workers, loss rate, round trip, link.
 
     dev/scaling/scaling.py                                       # scaling.md, scaling.png beside this file
@@ -60,12 +60,17 @@ not modelled).
 import argparse
 import math
 import pathlib
+import signal
 import sys
 
-import numpy as np
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / place) for place in ("", "sweeps")]
+# pylint: disable=wrong-import-position
+from python_packages import require
+from sweep_rounds import sent_again
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "sweeps"))
-from sweep_rounds import sent_again  # pylint: disable=wrong-import-position
+if __name__ == "__main__":
+    require("numpy", "matplotlib", target="simulate")
+import numpy as np
 
 PHASE = 2.2e-3       # s; calibrated
 GRACE = 1e-3         # s; as in the protocol of the calibration
@@ -381,4 +386,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main()

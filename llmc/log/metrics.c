@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "llmc/log/error.h"
 
@@ -32,6 +33,20 @@ void metrics_add(struct run_metrics *run, const struct step_metrics *step) {
     }
 }
 
+/* Nothing else is known of a step in which a rank died: the others learned its loss from the next
+ * view. */
+static void leave_out_unmeasured(json_t *event) {
+    static const char *const known[] = {"event", "step", "loss", "grad_norm", "lr"};
+    const char *name;
+    json_t *value;
+    json_object_foreach(event, name, value) {
+        bool is_known = false;
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            is_known |= !strcmp(name, known[i]);
+        if (!is_known) json_object_set_new(event, name, json_null());
+    }
+}
+
 int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
     static const char *const network[METRICS_EVENTS] = {"late",     "duplicate",  "rejected",
                                                         "overruns", "stragglers", "pace_kbps"};
@@ -57,6 +72,7 @@ int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
     for (int e = 0; event && e < METRICS_EVENTS; e++) {
         json_object_set_new(event, network[e], json_integer((json_int_t)r->network[e]));
     }
+    if (!(r->seconds > 0)) leave_out_unmeasured(event);
     return jsonl_write(log, event);
 }
 

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """What plain loss (--plain) may cost a larger model, from the kept results of runs from scratch.
 
     scripts/sweeps/expect.py [--parameters 7e9] [--tokens 140e9] [--plot out/expect.png]
@@ -19,11 +19,14 @@ import glob
 import json
 import math
 import os
+import signal
 import sys
 
 from sweep_report import PAPER, PLAIN, RULES, average, finish, follows, step_tax
 from sweep_results import read_results
 from sweep_statistics import interval
+from figure import pyplot, save  # in scripts, which sweep_report.py has added
+from python_packages import require
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # B and beta. Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", equation 10; and
@@ -127,9 +130,7 @@ def tables(taxes, parameters, tokens):
 
 
 def plot(taxes, tokens, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.8))
     label, colour, _ = RULES[0]
     axes.plot(*zip(*((100 * rate, 100 * average(values)) for rate, settings in taxes.items()
@@ -148,8 +149,7 @@ def plot(taxes, tokens, path):
     axes.set_title("The share of steps that plain loss costs a run from scratch (one point per setting)",
                    fontsize=9)
     finish(axes, legend=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None} if path.endswith(".png") else None)
+    print("\n" + save(figure, path))
 
 
 def main():
@@ -158,8 +158,9 @@ def main():
     parser.add_argument("results", nargs="*", help="files of results [settings/*.jsonl]")
     parser.add_argument("--parameters", type=float, default=7e9, metavar="N", help="default: 7e9")
     parser.add_argument("--tokens", type=float, metavar="D", help="default: 20 N")
-    parser.add_argument("--plot", metavar="FILE", help="draw a picture (PNG, SVG or PDF)")
+    parser.add_argument("--plot", metavar="FILE", help="draw a picture, as PNG and as SVG")
     arguments = parser.parse_args()
+    require("scipy", *(["matplotlib"] if arguments.plot else []), target="sweep")
     tokens = arguments.tokens or 20 * arguments.parameters
     if not (arguments.parameters > 0 and tokens > 1):
         print("expect: --parameters and --tokens must be positive numbers", file=sys.stderr)
@@ -181,4 +182,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     sys.exit(main())

@@ -1,52 +1,43 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Compares runs: a table of what loss cost and a plot of loss curves and drift.
 
-    scripts/sweeps/report.py --out DIR RUN RUN...
+    scripts/sweeps/report.py --out DIR [--note TEXT] RUN RUN...
 
 Each RUN is a directory with a log.jsonl. The others are compared with the first. The script writes
-DIR/plot.png and DIR/table.md and prints the table.
+DIR/plot.png, DIR/plot.svg and DIR/table.md and prints the table. TEXT stands below the plot.
 """
 import argparse
-import json
 import math
 import os
 import sys
 
+sys.path.insert(1, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# pylint: disable=wrong-import-position
+import run_log
+import signal
+from figure import COLOURS, pyplot, save
+from python_packages import require
+
 
 def read_run(directory):
-    """Reads the events of a run, by kind. It is an error if the run did not end."""
+    """Reads the events of a run. It is an error if the run did not end."""
     path = os.path.join(directory, "log.jsonl")
-    run = {"name": os.path.basename(os.path.normpath(directory)), "steps": [], "evals": []}
     try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    sys.exit(f"report.py: {path}:{number}: expected a JSON object")
-                kind = event.get("event")
-                if kind == "step":
-                    run["steps"].append(event)
-                elif kind == "eval":
-                    run["evals"].append(event)
-                else:
-                    run[kind] = event
-    except OSError as error:
-        sys.exit(f"report.py: {path}: {error.strerror}")
+        run = run_log.read_run(directory)
+    except run_log.LogError as error:
+        sys.exit(f"report.py: {error}")
     if "run" not in run or "end" not in run or run["end"].get("status") != "complete":
         sys.exit(f"report.py: {path}: the run did not end; run it again")
-    options = run["run"]["options"]
-    run["algorithm"] = options["algorithm"]
-    rate = 0.0 if options["algorithm"] == "reliable" else options["loss-rate"]
+    options = run["run"].get("options") or {}
+    run["algorithm"] = options.get("algorithm", "run")
+    rate = 0.0 if run["algorithm"] == "reliable" else options.get("loss-rate") or 0.0
     run["rate"] = sum(rate) / 2 if isinstance(rate, list) else rate  # of gradients and of parameters
-    run["name"] = options["algorithm"]
+    lost = run_log.numbers([{"lost": run["end"].get(f"{phase}_loss_rate")} for phase in ("gradient", "parameter")], "lost")
+    run["lost"] = run_log.mean(lost)
+    run["name"] = run["algorithm"]
     if run["name"] == "lossy" and options.get("plain"):
         run["name"] = "plain"  # the lossy algorithm exactly as in its paper
     return run
-
-
-def number(value, form="{:.2f}"):
-    return "-" if value is None else form.format(value)
 
 
 COLUMNS = ("algorithm", "lost", "perplexity", "replica", "change", "drift", "formula", "paper",
@@ -56,17 +47,18 @@ COLUMNS = ("algorithm", "lost", "perplexity", "replica", "change", "drift", "for
 def table(runs):
     """Rows of text: the perplexity of the fresh model and of a replica, the change against the first
     run, and the drift between replicas, as measured and by both formulas (means over the run)."""
-    base = runs[0]["end"]["val_perplexity"]
+    base = run_log.number(runs[0]["end"], "val_perplexity")
     rows = []
     for run in runs:
         end = run["end"]
-        perplexity = end["val_perplexity"]
-        lost = (end["gradient_loss_rate"] + end["parameter_loss_rate"]) / 2
-        rows.append((run["name"], f"{100 * lost:.1f}%", number(perplexity),
-                     number(end["replica_val_perplexity"]),
-                     "" if run is runs[0] else f"{100 * (perplexity / base - 1):+.1f}%",
-                     number(end["drift"], "{:.3g}"), number(end["drift_expected"], "{:.3g}"),
-                     number(end["drift_paper"], "{:.3g}"), f"{end['tokens_per_second']:.0f}"))
+        value = lambda name, form, end=end: run_log.text(run_log.number(end, name), form)
+        perplexity = run_log.number(end, "val_perplexity")
+        change = None if None in (perplexity, base) else 100 * (perplexity / base - 1)
+        rows.append((run["name"], run_log.text(run["lost"], "{:.1%}"), value("val_perplexity", "{:.2f}"),
+                     value("replica_val_perplexity", "{:.2f}"),
+                     "" if run is runs[0] else run_log.text(change, "{:+.1f}%"),
+                     value("drift", "{:.3g}"), value("drift_expected", "{:.3g}"), value("drift_paper", "{:.3g}"),
+                     value("tokens_per_second", "{:.0f}")))
     return rows
 
 
@@ -95,54 +87,75 @@ def smooth(values, width):
     return out
 
 
-def plot(runs, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    colours = ["#444444", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8))
-    explained = False
-    for run, colour in zip(runs, colours):
-        label = f"{run['name']}, {100 * run['rate']:.0f}% lost"
-        steps = [e["step"] + 1 for e in run["steps"]]
-        losses = smooth([e["loss"] for e in run["steps"]], max(1, len(steps) // 50))
-        left.plot(steps, losses, color=colour, lw=1.3, label=label)
-        if run["evals"]:
-            left.plot([e["step"] for e in run["evals"]], [e["val_loss"] for e in run["evals"]],
-                      "o", color=colour, ms=5, mfc="white")
-        drifts = [e["drift"] for e in run["steps"]]
-        if max(drifts, default=0) > 0:
-            right.plot(steps, drifts, color=colour, lw=1.1, label=f"{label}: measured")
-        if run["algorithm"] == "lossy" and any(e["drift_expected"] for e in run["steps"]):
-            right.plot(steps, [e["drift_expected"] or math.nan for e in run["steps"]], "--",
-                       color="black", lw=1.2,
-                       label=None if explained else "formula, with the run's own σ² and ρ")
-            if not explained:
-                right.plot(steps, [e["drift_paper"] or math.nan for e in run["steps"]], ":",
-                           color="black", lw=1.2, label="the paper's 2p/(1+p) σ²")
-            explained = True
-    left.set(xlabel="step", ylabel="cross-entropy", title="Training loss (line), validation (circles)")
-    top = [e["loss"] for run in runs for e in run["steps"]]
+def label_of(run):
+    """The name of a run, the share of packets that is dropped, and what is lost in the end where it is less."""
+    label = f"{run['name']}, {100 * run['rate']:.0f}% dropped"
+    if run["lost"] is None or abs(run["lost"] - run["rate"]) < 0.005:
+        return label
+    return f"{label}, {100 * run['lost']:.1f}% lost in the end"
+
+
+def field(run, name):
+    """A field of the steps, with gaps where it is missing or 0: a logarithm has no place for it."""
+    return [run_log.number(event, name) or math.nan for event in run["steps"]]
+
+
+def plot_losses(axes, runs):
+    for run, colour in zip(runs, COLOURS):
+        steps = [event for event in run["steps"] if run_log.number(event, "loss") is not None]
+        losses = smooth([event["loss"] for event in steps], max(1, len(steps) // 50))
+        axes.plot([event["step"] + 1 for event in steps], losses, color=colour, lw=1.3, label=label_of(run))
+        axes.plot([event["step"] for event in run["evals"]],
+                  [run_log.number(event, "val_loss", math.nan) for event in run["evals"]], "o", color=colour, ms=5,
+                  mfc="white")
+    axes.set(xlabel="step", ylabel="cross-entropy", title="Training loss (line), validation (circles)")
+    top = [loss for run in runs for loss in run_log.numbers(run["steps"], "loss")]
     if top:
-        left.set_ylim(min(top) - 0.1, min(max(top), min(top) + 4) + 0.1)
-    right.set(xlabel="step", ylabel=r"$\|\theta_i-\theta_j\|^2$, mean over pairs of replicas",
-              title="Drift between replicas", yscale="log")
+        axes.set_ylim(min(top) - 0.1, min(max(top), min(top) + 4) + 0.1)
+
+
+def plot_drifts(axes, runs):
+    """Plots measured drift, and both formulas with what each run has measured, in the colour of the run."""
+    formulas = (("drift_expected", (0, (4, 2)), "our formula, with the run's own σ² and ρ"),
+                ("drift_paper", (0, (1, 2)), "the paper's formula, 2p/(1+p) σ²"))
+    shown = False
+    for run, colour in zip(runs, COLOURS):
+        steps = [event["step"] + 1 for event in run["steps"]]
+        if not any(run_log.numbers(run["steps"], "drift")):
+            continue
+        axes.plot(steps, field(run, "drift"), color=colour, lw=1.1, alpha=0.6, label=f"{label_of(run)}: measured")
+        if run["algorithm"] == "lossy":
+            shown = True
+            for name, style, _ in formulas:
+                axes.plot(steps, field(run, name), ls=style, color=colour, lw=1.6)
+    for _, style, label in formulas if shown else ():
+        axes.plot([], [], ls=style, color="black", lw=1.6, label=label)
+    axes.set(xlabel="step", ylabel=r"$\|\theta_i-\theta_j\|^2$, mean over pairs of replicas",
+             title="Drift between replicas", yscale="log")
+
+
+def plot(runs, path, note):
+    """Draws the losses and the drift; returns a line that says where."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.2 if note else 4.8))
+    plot_losses(left, runs)
+    plot_drifts(right, runs)
     for axes in (left, right):
-        axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=9)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+            axes.legend()
+    if note:
+        figure.supxlabel(note, fontsize=9, x=0.02, ha="left")
+    return save(figure, path)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", required=True, help="where plot.png and table.md go")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--out", required=True, help="where plot.png, plot.svg and table.md go")
+    parser.add_argument("--note", help="a text below the plot")
     parser.add_argument("runs", nargs="+", help="directories with a log.jsonl")
     arguments = parser.parse_args()
     runs = [read_run(directory) for directory in arguments.runs]
+    require("matplotlib", target="quickstart")
     rows = table(runs)
     print(as_text(rows))
     print("\nperplexity: of the model, the owners' fresh values; replica: of a worker's copy,"
@@ -153,8 +166,9 @@ def main():
               "\nahead of the model, and lost gradients are sent again or carried over.")
     with open(os.path.join(arguments.out, "table.md"), "w", encoding="utf-8") as file:
         file.write(as_markdown(rows))
-    plot(runs, os.path.join(arguments.out, "plot.png"))
+    print("\n" + plot(runs, os.path.join(arguments.out, "plot.png"), arguments.note))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main()

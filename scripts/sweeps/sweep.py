@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Trains many runs that differ in loss rate, algorithm, estimator, seed, ...; reports what loss costs.
 
     scripts/sweeps/sweep.py quick | paper-small | shapes | beyond | paper-7b | FILE     [OPTION]...
@@ -42,6 +42,7 @@ from sweep_report import as_text, report
 from sweep_rules import build_rule, program_of
 from sweep_results import add_result, read_results, result_of, steps_done
 from sweep_settings import Settings, SettingsError
+from python_packages import require  # in scripts, which report.py has added
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # How often a run without loss is evaluated: step_tax() needs this curve.
@@ -325,6 +326,10 @@ def prepare(settings):
 
 def main():
     arguments = parse()
+    if not arguments.list and not arguments.table:  # a closed pipe does not stop the runs
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if not arguments.list:
+        require("scipy", *([] if arguments.no_plots else ["matplotlib"]), target="sweep")
     program = os.environ.get("TRAIN_LLAMA2",
                              os.path.join(os.environ.get("BUILD", "build"), "train_llama2"))
     path = arguments.settings
@@ -372,4 +377,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     sys.exit(main())

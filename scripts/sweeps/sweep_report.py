@@ -6,7 +6,8 @@ import csv
 import math
 import os
 
-from report import smooth
+from report import smooth  # first: it makes scripts known, where figure.py is
+import figure as figure_files
 from sweep_rounds import GRADIENTS, PARAMETERS, sent_again, wire_that_pays
 from sweep_settings import plain
 from sweep_statistics import equivalence, interval
@@ -188,10 +189,7 @@ def is_plain(run):
 
 
 def save(figure, out, name):
-    figure.tight_layout()
-    for kind in ("png", "svg"):
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(os.path.join(out, f"{name}.{kind}"), dpi=110, metadata=metadata)
+    figure_files.save(figure, os.path.join(out, name))
 
 
 def finish(axes, legend=True):
@@ -451,10 +449,7 @@ def report(settings, results, out, plots):
         file.write(as_markdown(rows))
     write_csv(rows, os.path.join(out, "table.csv"))
     if plots and groups:
-        import matplotlib
-        matplotlib.use("Agg")
-        matplotlib.rcParams["svg.hashsalt"] = "sweep"
-        import matplotlib.pyplot as plt
+        plt = figure_files.pyplot()
         for plot in (plot_cost, plot_change, plot_curves, plot_drift, plot_ages):
             plot(plt, groups, out)
         plt.close("all")

@@ -6,6 +6,11 @@ Lines are only added, never changed. The last line of an id counts.
 import datetime
 import json
 import os
+import sys
+
+sys.path.insert(1, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# pylint: disable=wrong-import-position
+from run_log import LogError, mean, number, numbers, read_events
 
 CURVE, DRIFTS = 32, 16  # points that are kept of a curve and of the drift
 
@@ -42,21 +47,6 @@ def add_result(path, result):
         os.fsync(file.fileno())
 
 
-def read_events(path):
-    """Reads the events in the whole lines of a log. A line that is still being written is left out."""
-    events = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                try:
-                    events.append(json.loads(line))
-                except ValueError:
-                    break
-    except OSError:
-        pass
-    return events
-
-
 def steps_done(path):
     """The number of steps in a growing log, from its last whole line. This is cheap enough to be called
     every second."""
@@ -83,49 +73,47 @@ def thin(events, count):
     return [events[i:i + size] for i in range(0, len(events), size)]
 
 
-def mean(values):
-    values = [value for value in values if value is not None]
-    return sum(values) / len(values) if values else None
-
-
 def result_of(run, log):
     """The result of a run from its log; None if the log does not end."""
-    events = read_events(log)
+    try:
+        events = list(read_events(log))
+    except LogError:
+        return None
     kinds = {event["event"]: event for event in events}
     end, head = kinds.get("end"), kinds.get("run")
-    if not end or not head or end["status"] not in ("complete", "not finite"):
+    if not end or not head or end.get("status") not in ("complete", "not finite"):
         return None
     steps = [event for event in events if event["event"] == "step"]
     good = end["status"] == "complete"
     result = {
         "id": run.id, "key": run.key, "status": end["status"],
-        "revision": head["git_revision"], "backend": head["backend"],
+        "revision": head.get("git_revision"), "backend": head.get("backend"),
         "date": datetime.date.today().isoformat(),
-        "seconds": sum(step["step_ms"] for step in steps) / 1e3,
-        "parameters": head["parameters"],
-        "perplexity": end.get("val_perplexity") if good else None,
-        "replica_perplexity": end.get("replica_val_perplexity") if good else None,
+        "seconds": sum(numbers(steps, "step_ms")) / 1e3,
+        "parameters": number(head, "parameters"),
+        "perplexity": number(end, "val_perplexity") if good else None,
+        "replica_perplexity": number(end, "replica_val_perplexity") if good else None,
     }
     for name in ("gradient_loss_rate", "parameter_loss_rate", "drift", "drift_expected",
                  "drift_paper", "mean_age", "extra_traffic"):
-        result[name] = mean([step.get(name) for step in steps])
+        result[name] = mean(numbers(steps, name))
     # Replicas need a few steps until the distribution of their ages is stationary.
     late = steps[len(steps) // 4:]
-    result["late_mean_age"] = mean([step["mean_age"] for step in late])
-    result["max_age"] = max((step["max_age"] for step in steps), default=0)
+    result["late_mean_age"] = mean(numbers(late, "mean_age"))
+    result["max_age"] = max(numbers(steps, "max_age"), default=0)
     # The ratio of each step is averaged, because the drift itself falls with the learning rate.
     result["drift_ratio"] = mean([step["drift"] / step["drift_expected"] for step in late
-                                  if step["drift_expected"]])
+                                  if number(step, "drift") is not None and number(step, "drift_expected")])
     if late and late[-1].get("max_age"):
-        result["ages"] = [short(mean([step["ages"][k] for step in late]), 4)
+        result["ages"] = [short(mean([step["ages"][k] for step in late if number(step, "max_age") is not None]), 4)
                           for k in range(len(late[-1]["ages"]))]
-    result["losses"] = [[group[-1]["step"] + 1, short(mean([step["loss"] for step in group]))]
+    result["losses"] = [[group[-1]["step"] + 1, short(mean(numbers(group, "loss")))]
                         for group in thin(steps, CURVE)]
-    result["evaluations"] = [[event["step"], short(event["val_perplexity"])]
+    result["evaluations"] = [[event["step"], short(number(event, "val_perplexity"))]
                              for event in events if event["event"] == "eval"]
-    if any(step["drift"] for step in steps):
+    if any(numbers(steps, "drift")):
         result["drifts"] = [[group[-1]["step"] + 1]
-                            + [short(mean([step[name] for step in group]), 4)
+                            + [short(mean(numbers(group, name)), 4)
                                for name in ("drift", "drift_expected", "drift_paper")]
                             for group in thin(steps, DRIFTS)]
     return {name: short(value) for name, value in result.items()}

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "llmc/log/jsonl.h"
+#include "llmc/log/metrics.h"
 #include "test/support/llmc_test.h"
 
 static const char *path;
@@ -116,11 +117,30 @@ static void test_a_full_disk(void **state) {
     assert_no_other_file();
 }
 
+/* A step in which a rank died: only its loss, its norm and its learning rate are known. */
+static void test_a_step_that_was_not_measured(void **state) {
+    (void)state;
+    const struct step_metrics step = {.step = 7, .loss = 2.5, .grad_norm = 1, .tokens = 64};
+    struct jsonl *log;
+    path = in_scratch("unmeasured.jsonl");
+    assert_int_equal(jsonl_open(path, -1, &log), 0);
+    assert_int_equal(metrics_log_step(log, &step), 0);
+    jsonl_close(log);
+    json_t *event = json_load_file(path, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(event, "step")), 7);
+    assert_true(json_real_value(json_object_get(event, "loss")) == 2.5);
+    const char *const unknown[] = {"tokens_per_second", "step_ms", "drift", "parameter_loss_rate"};
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+        assert_true(json_is_null(json_object_get(event, unknown[i])));
+    json_decref(event);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_later_lines_go),
         cmocka_unit_test(test_who_was_replaced_does_not_touch_the_log),
         cmocka_unit_test(test_a_full_disk),
+        cmocka_unit_test(test_a_step_that_was_not_measured),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

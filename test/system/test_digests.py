@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Tests that no commit changes the bits of a run unawares. test/goldens/digests.json keeps digests of short
 runs: the losses of all steps, the final parameters, and what was lost, by setting; and the digests of lossynet's
 own scenario. The bits must not depend on the number of ranks either.

@@ -31,7 +31,7 @@ def write(path, results):
 
 
 def run(*words):
-    done = subprocess.run([str(SWEEPS / "expect.py"), *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(SWEEPS / "expect.py"), *words], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,6 +1,8 @@
 """Tests scripts/run_report.py: its report of made-up logs, and its errors about files that are no logs."""
+import importlib
 import json
 import subprocess
+import sys
 
 import pytest
 
@@ -19,7 +21,7 @@ def report(folder, events, tail=""):
     lines = [json.dumps(event) for event in
              ({"event": "run", "options": OPTIONS, "link": "udp", "ranks": 4}, *events)]
     (folder / "log.jsonl").write_text("\n".join(lines) + "\n" + tail, encoding="utf-8")
-    return subprocess.run([ROOT / "scripts" / "run_report.py", folder], text=True, capture_output=True,
+    return subprocess.run([sys.executable, ROOT / "scripts" / "run_report.py", folder], text=True, capture_output=True,
                           check=False)
 
 
@@ -47,7 +49,7 @@ def test_changes_are_told_once_each(tmp_path):
     done = report(tmp_path, [step(i, 300 if 81 <= i <= 140 else 100, 0.3 if i > 120 else 0.1, stragglers=int(i == 90))
                              for i in range(200)])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("Changes:\n")[1].splitlines() == [
+    assert done.stdout.split("Changes:\n")[1].split("\n\n")[0].splitlines() == [
         "  from step 81      median step time rose from 100 ms to 300 ms",
         "  from step 121     lost gradients rose from 10.0% to 30.0%",
         "  from step 141     median step time fell back to 100 ms"]
@@ -74,7 +76,7 @@ def test_a_run_that_goes_on_and_one_that_was_resumed(tmp_path):
 def test_no_run(tmp_path, text, complaint):
     if text is not None:
         (tmp_path / "log.jsonl").write_text(text)
-    done = subprocess.run([ROOT / "scripts" / "run_report.py", tmp_path], text=True, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "run_report.py", tmp_path], text=True, capture_output=True, check=False)
     assert done.returncode == 1 and complaint in done.stderr and len(done.stderr.splitlines()) == 1
 
 
@@ -84,7 +86,7 @@ def compare(folder, runs, *arguments):
         (folder / name).mkdir()
         (folder / name / "log.jsonl").write_text("".join(
             json.dumps(event) + "\n" for event in ({"event": "run", "options": OPTIONS}, *events)))
-    return subprocess.run([ROOT / "scripts" / "run_report.py", *(folder / name for name in runs), *arguments],
+    return subprocess.run([sys.executable, ROOT / "scripts" / "run_report.py", *(folder / name for name in runs), *arguments],
                           text=True, capture_output=True, check=False, cwd=folder)
 
 
@@ -100,13 +102,81 @@ def test_runs_side_by_side(tmp_path):
         "small": [*line_of(40, 0.01, 1000, 1000), {"event": "eval", "step": 40, "val_loss": 4.75, "val_bits_per_byte": 1.9}],
         "large": line_of(20, 0.02, 4000, 4000)})
     assert done.returncode == 0, done.stderr
-    header, small, large, _, ahead = done.stdout.splitlines()
+    header, small, large, _, ahead, _, picture = done.stdout.splitlines()
     assert header.split() == "run steps tokens time loss validation bits/byte at 40.0K tokens after 40.0 s".split()
     # small ends with 4.61. After 40,000 tokens and 40 s large has done 10 steps, of which the last had 4.82.
     assert small.split() == "small 40 40.0K 40.0 s 4.610 4.750 1.9000 4.610 4.610".split()
     assert large.split() == "large 20 80.0K 1.3 min 4.620 - - 4.820 4.820".split()
     assert ahead == "Lowest training loss at 40.0K tokens: small (4.610); after 40.0 s: small (4.610)"
+    assert picture == "picture: compare.png and compare.svg"
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_another_folder(tmp_path):
+    """The picture lies beside the runs, wherever the caller is."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    compare(tmp_path / "runs", {"a": line_of(40, 0.01, 1000, 1000), "b": line_of(20, 0.02, 4000, 4000)})
+    (tmp_path / "runs" / "compare.png").unlink()
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "run_report.py", tmp_path / "runs/a", tmp_path / "runs/b"],
+                          text=True, capture_output=True, check=False, cwd=tmp_path / "elsewhere")
+    assert done.stdout.splitlines()[-1] == "picture: ../runs/compare.png and compare.svg", done.stderr
+    assert (tmp_path / "runs" / "compare.png").exists() and not list((tmp_path / "elsewhere").iterdir())
+
+
+VIEW = {"event": "view", "step": 20, "view": 2, "ranks": 3, "left": "rank 2 vm:14956", "joined": ""}
+
+
+def test_a_rank_that_died(tmp_path):
+    """The step in which a rank died has no times. The others make the summary, and the views are told."""
+    lost = {name: None for name in step(0) if name not in ("event", "step", "loss")}
+    died = [*(step(i, tokens_per_second=100) for i in range(19)), {**step(19), **lost}, VIEW,
+            {**VIEW, "step": 31, "view": 3, "ranks": 4, "left": "", "joined": "rank 3 vm:15171"},
+            *(step(i, tokens_per_second=100) for i in range(20, 40))]
+    done = report(tmp_path, died)
+    assert done.returncode == 0, done.stderr
+    assert ("Ranks:\n  from step 20      rank 2 vm:14956 is gone: 3 ranks\n"
+            "  from step 31      rank 3 vm:15171 is new: 4 ranks\n") in done.stdout
+    assert "10.0% of gradients, 10.0% of parameters" in done.stdout and "median 100 ms" in done.stdout
+    done = compare(tmp_path, {"died": died, "lived": line_of(40, 0.01, 100, 10)})
+    assert done.returncode == 0 and "died" in done.stdout.splitlines()[1], done.stderr
+
+
+FIELDS = [name for name in step(0, tokens_per_second=1.0, extra_traffic=0.0, lag=0.0, late=0) if name not in ("event", "step")]
+
+
+def with_gaps(field, missing):
+    """A run in which a number of every other step, of the evaluation and of the end is null or absent."""
+    def without(event):
+        gone = [name for name in event if name not in ("event", "step", "status") and field in (name, "all")]
+        return {**event, **{name: None for name in gone}} if missing == "null" else {
+            name: value for name, value in event.items() if name not in gone}
+    more = {"tokens_per_second": 100.0, "extra_traffic": 0.1, "lag": 0.0, "late": 0}
+    steps = [without(step(i, **more)) if i % 2 else step(i, **more) for i in range(60)]
+    return [*steps, without({"event": "eval", "step": 60, "val_loss": 3.0, "val_bits_per_byte": 1.5}),
+            without({"event": "links", "lost": [[0, None], [0.1, 0]]}), without({"event": "end", "status": "complete"})]
+
+
+def test_numbers_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    run_report, run_compare = (importlib.import_module(name) for name in ("run_report", "run_compare"))
+    for field in [*FIELDS, "all"]:
+        for missing in ("null", "absent"):
+            events = [{"event": "run", "options": OPTIONS}, *with_gaps(field, missing)]
+            (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+            run = run_report.read(tmp_path)
+            assert "60 of 200 steps, complete" in "\n".join(run_report.summary(tmp_path, run)), (field, missing)
+            run_compare.curve(run)
+            assert run_compare.table(["a", "b"], [run, run])[1].split()[0] == "a", (field, missing)
+
+
+@pytest.mark.parametrize("missing", ["null", "absent"])
+def test_a_picture_with_gaps(tmp_path, missing):
+    done = report(tmp_path, with_gaps("all", missing))
+    assert done.returncode == 0, done.stderr
+    exported = subprocess.run([sys.executable, ROOT / "scripts" / "export.py", tmp_path, "--csv", tmp_path / "x"],
+                              text=True, capture_output=True, check=False)
+    assert exported.returncode == 0 and len((tmp_path / "x").read_text().splitlines()) == 61, exported.stderr
 
 
 def test_curves_are_smoothed(tmp_path):

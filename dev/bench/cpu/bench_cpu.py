@@ -26,6 +26,7 @@ import platform
 import random
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -420,6 +421,7 @@ def main():
     )
     parser.add_argument("--only", choices=[*MODELS, "workers"], help="one part")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # from here on a pipe that breaks is reported
     sys.stdout.reconfigure(line_buffering=True)
     rounds = 1 if arguments.quick else 5
     if not PROGRAM.exists():
@@ -450,6 +452,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     try:
         sys.exit(main())
     except RuntimeError as error:

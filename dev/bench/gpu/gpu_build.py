@@ -7,6 +7,7 @@ import pathlib
 import platform
 import re
 import shutil
+import signal
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -150,4 +151,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     raise SystemExit(main())

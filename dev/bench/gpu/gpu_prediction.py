@@ -7,6 +7,7 @@ and of a large copy. gpu_report.py compares the prediction with measurements.
 Operations and bytes are those that the operations of backend.h need. The shares below say how much of
 the two rates we expect kernels to reach. A wrong prediction shows which part to examine.
 """
+import signal
 import sys
 
 # C, L, H, K, D, F, V, tied: train_llama2's presets, with the vocabulary of gpu_bench.
@@ -84,4 +85,5 @@ def main(arguments):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main(sys.argv[1:])

@@ -12,6 +12,7 @@ here is an error that names it: nothing is left out.
     @%p1 bra $L__BB0_2;                if (R_p1) { goto L__BB0_2; }
 """
 import re
+import signal
 import sys
 
 from instructions import C_TYPE, Unknown, bits_of, statement
@@ -220,4 +221,5 @@ def main(paths):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     main(sys.argv[1:])
