@@ -18,6 +18,7 @@ hosts segment before their link, as a network card does, so that each loss is on
 It needs root and the tools in TOOLS; unavailable() says what is missing. Everything is removed when
 the block is left. The leftovers of a killed process are removed by the next one.
 """
+import functools
 import os
 import pathlib
 import re
@@ -36,17 +37,22 @@ HOST_QUEUE, SWITCH_QUEUE = "4mb", "512kb"  # sizes of the queues before a slow l
 
 # Settings for Open MPI as root, with more ranks than cores and no busy waiting. If a rank has failed, the
 # others are ended at once, and not one host after the other, each a second later.
-ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+# What starts the ranks has names of its own for its settings since Open MPI 5 (PRTE).
+ENVIRONMENT = {"OMPI_MCA_plm_rsh_no_tree_spawn": "1", "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+               "OMPI_MCA_orte_keep_fqdn_hostnames": "1", "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
+               "OMPI_MCA_oob_tcp_if_include": "eth1", "PRTE_MCA_prte_if_include": "eth1",
+               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_odls_base_sigkill_timeout": "0",
                "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
                "GOMP_SPINCOUNT": "1000"}  # the value of llmc/util/threads.h
 
-# Open MPI starts its daemons with this script instead of ssh: a host is a namespace with its own host name.
+# Open MPI starts its daemons with this script instead of ssh: a host is a namespace with its own host name. As for
+# ssh, the arguments after the host's name are a line for a shell.
 AGENT = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
 exec ip netns exec "$host" unshare --uts sh -c "hostname $host; mkdir -p FOLDER/$host; \
-export TMPDIR=FOLDER/$host; exec $*"
+export TMPDIR=FOLDER/$host; $*"
 """
 
 # Our datagrams begin with "LN". The low half of their fourth byte is the type, 1 = DATA
@@ -128,13 +134,20 @@ def sh(*command, text=None):
                           capture_output=True, text=True).stdout
 
 
+@functools.cache
+def starts_by_ipv4():
+    """Whether this mpirun starts ranks over IPv4 alone, as Debian's of Open MPI 5. Without an address it crashes."""
+    return not re.search(r"\(Open MPI\) [1-4]\.", sh("mpirun", "--version"))
+
+
 def chance(percent):
     return f"numgen random mod 100000 < {round(percent * 1000)}"
 
 
 class Hosts:
     """rate: rate of every link in both directions, as tc writes it; None: as fast as the machine.
-    congestion: TCP's congestion control; None: the system's. ipv: 4 or 6; hosts have no other.
+    congestion: TCP's congestion control; None: the system's. ipv: 4 or 6; hosts have no other, but for what starts
+    programs (starts_by_ipv4).
     switch_queue: size of the queue of each port of the switch. mtu: MTU of all devices."""
 
     def __init__(self, count, rate=None, congestion=None, ipv=4, switch_queue=SWITCH_QUEUE,
@@ -197,6 +210,8 @@ class Hosts:
         bits, more = (24, ()) if self.ipv == 4 else (64, ("nodad",))
         sh("ip", "-n", name, "address", "add", f"{self.address(i, network)}/{bits}", "dev", device,
            *more)
+        if self.ipv == 6 and device == "eth1" and starts_by_ipv4():
+            sh("ip", "-n", name, "address", "add", f"10.{network}.0.{10 + i}/24", "dev", device)
 
     def limit(self, i):
         """Limits the rate of host i's link in both directions."""
@@ -386,11 +401,8 @@ class Hosts:
         first = self.names[0]
         hosts = self.names[:ranks] if ranks else self.names
         slots = each if isinstance(each, list) else [each] * len(hosts)
-        command = ["mpirun", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.folder / "agent",
-                   "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "orte_keep_fqdn_hostnames", "1",
-                   "--mca", "oob_tcp_if_include", "eth1", "--mca", "btl_tcp_if_include", mpi,
-                   "--mca", f"oob_tcp_disable_ipv{10 - self.ipv}_family", "1",
-                   "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--bind-to", "none",
+        command = ["mpirun", "--mca", "btl_tcp_if_include", mpi, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
+                   "--bind-to", "none",
                    *(word for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", *(environment or {}))
                      for word in ("-x", name)), *flags,
                    "--host", ",".join(f"{name}:{n}" for name, n in zip(hosts, slots)),
@@ -400,10 +412,13 @@ class Hosts:
         command = ["ip", "netns", "exec", first, "unshare", "--uts", "sh", "-c",
                    f"hostname {first}; mkdir -p {self.folder}/{first}; "
                    f"export TMPDIR={self.folder}/{first}; exec \"$@\"", "sh", *map(str, command)]
-        given = {key: value for key, value in os.environ.items() if not key.startswith("OMPI_")}
+        given = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PRTE_"))}
+        agent = str(self.folder / "agent")
+        started_by = {"OMPI_MCA_plm_rsh_agent": agent, "PRTE_MCA_plm_ssh_agent": agent,
+                      f"OMPI_MCA_oob_tcp_disable_ipv{10 - self.ipv}_family": "1"}
         running = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE,
-                                   env={**given, **ENVIRONMENT, **(environment or {})})
+                                   env={**given, **ENVIRONMENT, **started_by, **(environment or {})})
         self.running.append(running)
         return running
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import struct
 import subprocess
 
@@ -18,7 +19,8 @@ TIMEOUT = 1200  # seconds for one run; a hang is a failure, and a machine with 2
 
 # Settings for Open MPI in a container: as root, with more ranks than cores, and without busy waiting.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-       "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+       "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # 4; 5
+       "OMPI_MCA_mpi_yield_when_idle": "1",
        "OMPI_MCA_pml": "ob1",  # what these use; Open MPI would load those for other networks and ask them
        "OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
        "OMPI_MCA_orte_tmpdir_base": "/tmp",
@@ -81,6 +83,13 @@ def run(*arguments, environment=None, cwd=ROOT, **keywords):
     """Runs the program, under mpirun if ranks are given. Returns the completed process."""
     return subprocess.run(launch(*arguments, **keywords), cwd=cwd, text=True, env=environment_of(environment),
                           capture_output=True, timeout=TIMEOUT, check=False)
+
+
+def run_apart(*commands):
+    """Runs one rank of each command under mpirun, by a shell, because Open MPI 5.0.7 crashes if it is given several
+    programs. Returns the completed process."""
+    cases = "".join(f"{rank}) exec {shlex.join(map(str, command))};; " for rank, command in enumerate(commands))
+    return run("-c", f"case $OMPI_COMM_WORLD_RANK in {cases}esac", program=pathlib.Path("/bin/sh"), ranks=len(commands))
 
 
 def succeed(*arguments, **keywords):

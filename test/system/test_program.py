@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from program import (PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
-                     run, small_model, succeed, tensors, write_tokens)
+                     run, run_apart, small_model, succeed, tensors, write_tokens)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
 
@@ -770,7 +770,7 @@ def test_a_rank_that_computes_wrong_numbers_is_named(data, tmp_path):
     subprocess.run(["gcc", "-shared", "-fPIC", "-fno-builtin", "-o", tmp_path / "wrong.so", tmp_path / "wrong.c"],
                    check=True)
     line = settings(data, tmp_path / "out", workers=3, steps=5, val=None, link="udp")
-    done = run(*line, ":", "-np", 1, "env", f"LD_PRELOAD={tmp_path / 'wrong.so'}", PROGRAM, *line, ranks=2)
+    done = run_apart(*[[PROGRAM, *line]] * 2, ["env", f"LD_PRELOAD={tmp_path / 'wrong.so'}", PROGRAM, *line])
     assert done.returncode == 1, done.stderr
     assert "stopped in step 0: the loss of worker 2 is " in done.stderr and "a lower --lr" not in done.stderr
 
@@ -824,7 +824,7 @@ def test_ranks_started_differently_end_at_once(data, tmp_path, odd, code, said):
     """Ranks that are started with different options end with one line and an exit code. Otherwise they
     would wait for ever, or train something else."""
     line = settings(data, tmp_path / "out", workers=2, steps=2, link="mpi")
-    done = run(*line, ":", "-np", 1, PROGRAM, *line, odd.format(data=data), ranks=1)
+    done = run_apart([PROGRAM, *line], [PROGRAM, *line, odd.format(data=data)])
     lines = [text for text in done.stderr.splitlines() if text.startswith("train_llama2")]
     assert done.returncode == code, done.stderr
     assert len(lines) == (code != 0) and said in "".join(lines)
@@ -842,7 +842,7 @@ def test_ranks_with_different_copies_of_a_shape(data, tmp_path, changes, said):
     for name, more in (("one", {}), ("other", changes)):
         (tmp_path / name).write_text(json.dumps({**shape, **more}))
     line = settings(data, tmp_path / "out", workers=2, steps=2, link="mpi", model=tmp_path / "one")
-    done = run(*line, ":", "-np", 1, PROGRAM, *line, f"--model={tmp_path / 'other'}", ranks=1)
+    done = run_apart([PROGRAM, *line], [PROGRAM, *line, f"--model={tmp_path / 'other'}"])
     (said_once,) = (text for text in done.stderr.splitlines() if text.startswith(("train_llama2", "lossynet")))
     assert done.returncode == 1 and "the model's shape is '1 layers, width 32" in said_once and said in said_once
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from program import PROGRAM, run, write_tokens
+from program import PROGRAM, run, run_apart, write_tokens
 
 
 @pytest.mark.parametrize("link", ["mpi", "udp"])
@@ -25,7 +25,8 @@ def test_a_rank_that_does_not_come_is_ended(tmp_path):
     write_tokens(tmp_path / "train.bin", [1] * 1000, 512)
     line = ["--model=260K", "--vocab-size=512", "--seq=64", "--link=mpi", f"--train={tmp_path}/train.bin"]
     before = time.monotonic()
-    done = run(*line, f"--log={tmp_path}/none/log", ":", "-np", 1, PROGRAM, *line, ranks=1)
+    line = [PROGRAM, *line]
+    done = run_apart([*line, f"--log={tmp_path}/none/log"], line)
     seconds = time.monotonic() - before
     assert done.returncode == 1, done.stderr
     assert "cannot write the log" in done.stderr  # lines that mpirun adds are sometimes garbled

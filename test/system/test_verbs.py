@@ -46,9 +46,9 @@ counters() {
     cat /sys/class/infiniband/rxe?/ports/1/hw_counters/$1 | paste -sd ' '
 }
 # Each rank with an --interface of its own.
-one="PROGRAM $COMMON --out=auto --link=auto --loss-rate=0.1 --interface"
-timeout PATIENCE mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
-    >auto.txt 2>&1
+one="PROGRAM $COMMON --out=auto --link=auto --loss-rate=0.1"
+echo "set rxe0 rxe1:1 rxe2 rxe3:1:1; shift \\$OMPI_COMM_WORLD_RANK; exec $one --interface=\\$1" >each.sh
+timeout PATIENCE mpirun -np 4 sh each.sh >auto.txt 2>&1
 echo "exit status $?" >>auto.txt
 devices_lose 4 10
 counters sent_pkts >sent.txt

@@ -45,15 +45,15 @@ if ! ls "$package"_*.deb >/dev/null 2>&1; then
         cannot "apt-get download $package failed: $(tail -n 1 download.log)"
 fi
 # In the order in which they depend on each other; those that are missing are built in.
-modules="crc32_generic virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci 9pnet \
-    9pnet_virtio netfs fscache 9p overlay udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe veth llc stp \
+modules="crc32_generic virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci netfs fscache 9pnet \
+    9pnet_virtio 9p overlay udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe veth llc stp \
     bridge sch_netem"
 rm -rf kernel root damaged
 mkdir kernel
 # Only the files that are needed, since to write all of them takes longer.
 {
     echo "./boot/vmlinuz-*"
-    for module in $modules; do echo "*/$module.ko"; done
+    for module in $modules; do echo "*/$module.ko*"; done
 } >wanted
 { dpkg --fsys-tarfile "$package"_*.deb || touch damaged; } |
     tar -x -C kernel --wildcards -T wanted 2>>download.log || true # some modules are not there
@@ -62,14 +62,27 @@ if [ -e damaged ]; then
     cannot "the package $package is damaged"
 fi
 
-# The kernel is unpacked here, because on an emulated processor it would take seconds to unpack itself.
+# A kernel packed by xz is unpacked here, because on an emulated processor it would take seconds to unpack itself. One
+# packed in another way does that.
 python3 - "kernel/boot/vmlinuz-$version" vmlinux <<'PYTHON'
 import lzma
 import sys
 image = open(sys.argv[1], "rb").read()
-packed = image[image.index(b"\xfd7zXZ\0"):]
-open(sys.argv[2], "wb").write(lzma.LZMADecompressor().decompress(packed))
+start = image.find(b"\xfd7zXZ\0")
+try:
+    kernel = lzma.LZMADecompressor().decompress(image[start:]) if start >= 0 else image
+except lzma.LZMAError:
+    kernel = image
+open(sys.argv[2], "wb").write(kernel)
 PYTHON
+unpack() { # FILE: a module without its packing, to standard output
+    case $1 in
+    *.xz) python3 -c 'import lzma, sys; sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$1" ;;
+    *.zst) zstd -dcq "$1" ;;
+    *.gz) gzip -dc "$1" ;;
+    *) cat "$1" ;;
+    esac
+}
 
 # ---- the initial RAM disk -------------------------------------------------------------------
 mkdir -p root/bin root/modules root/dev root/proc root/sys root/new root/over
@@ -77,9 +90,9 @@ cp "$busybox" root/bin/busybox
 cp "$here/init" root/init
 chmod +x root/init
 for module in $modules; do
-    file=$(find "kernel/lib/modules/$version/kernel" -name "$module.ko")
+    file=$(find kernel -name "$module.ko*")
     [ -n "$file" ] || continue # built in
-    cp "$file" root/modules/
+    unpack "$file" >"root/modules/$module.ko" || cannot "the kernel's modules are packed in a way that is unknown here"
     echo "$module" >>root/modules/order
 done
 (cd root && find . | "$busybox" cpio -o -H newc 2>/dev/null | gzip -1) >initrd.gz
