@@ -11,7 +11,7 @@
 #
 # A machine has what debootstrap calls minbase, and git, make, certificates and sudo. It takes its packages from where this
 # machine takes them (/etc/apt), and uses the network of this machine. It sees the last commit, not what is changed since.
-# All that is made lies in FRESH (build/fresh_machine): bare machines, which are made anew after a week, and packages,
+# All that is made lies in FRESH (/var/tmp/fresh_machine): bare machines, which are made anew after a week, and packages,
 # so that a second run downloads less. Output goes to FRESH/*.log. The machines in use are removed at the end.
 #
 # The last lines are a table: release, caller, command, seconds, result. Exit code 0: every command ended with 0; 1: one
@@ -44,7 +44,7 @@ mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
     grep -oE '^[^#]*(https?|file)://[^ ]*/debian/?( |$)' | grep -oE '(https?|file)://[^ ]*' | head -n 1) || true
 [ -n "$mirror" ] || cannot "this machine's package sources name no mirror of Debian"
 
-FRESH=${FRESH:-${BUILD:-$root/build}/fresh_machine}
+FRESH=${FRESH:-/var/tmp/fresh_machine} # not in the build folder, where make reads all .d files
 mkdir -p "$FRESH"
 FRESH=$(cd "$FRESH" && pwd)
 machine=
@@ -65,7 +65,7 @@ bare() {
 
 # unpack RELEASE CALLER: sets machine to a folder with the unpacked machine and a clone of the last commit
 unpack() {
-    machine=$(mktemp -d "$FRESH/machine.XXXXXX")
+    machine=$(mktemp -d -p "$FRESH")
     chmod 755 "$machine"
     tar -xf "$FRESH/$1.tar" -C "$machine" --exclude './dev/*'
     mkdir -p "$machine/home/user"
