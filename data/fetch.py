@@ -106,7 +106,8 @@ class Failure(Exception):
 
 def show(text):
     if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        print(f"\r\033[K{text[:columns - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def request(url, partial):

@@ -28,6 +28,7 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/util/file.h"
 #include "llmc/log/error.h"
+#include "llmc/log/terminal.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/util/threads.h"
 
@@ -83,9 +84,11 @@ static void show_progress(uint64_t done, uint64_t total, double start) {
     if (!isatty(STDERR_FILENO) || (now - last < 0.1 && done < total)) return;
     last = now;
     double rate = (double)done / (now - start + 1e-9);
-    fprintf(stderr, "\rtokenize: %3.0f%%  %.1f MB/s  %.0f s left \033[K%s",
-            100.0 * (double)done / (double)total, 1e-6 * rate, (double)(total - done) / rate,
-            done >= total ? "\r\033[K" : "");
+    char line[100] = "";
+    if (done < total)
+        snprintf(line, sizeof line, "tokenize: %3.0f%%  %.1f MB/s  %.0f s left",
+                 100.0 * (double)done / (double)total, 1e-6 * rate, (double)(total - done) / rate);
+    terminal_redraw(stderr, line);
 }
 
 /* ---- cutting: inputs -> documents -> pieces ------------------------------------------------ */

@@ -15,6 +15,7 @@
 
 #include "llmc/util/file.h"
 #include "llmc/log/error.h"
+#include "llmc/log/terminal.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/checkpoint/sharded_model.h"
 
@@ -146,14 +147,12 @@ static int check_head(const struct sharded_model *shards, const struct llama_con
 enum { LARGE = 1000000000 };
 
 static void show(const char *directory, double done, double total) {
-    static const char back[] = "\r\033[K";
+    char line[FILE_PATH_BYTES] = "";
     if (!hf_model_shows_progress || total < LARGE) return;
     if (done < total)
-        printf("%sreading %s: %3.0f%% of %.1f GB", back, directory, 100 * done / total,
-               total / 1e9);
-    else
-        printf("%s", back);
-    fflush(stdout);
+        snprintf(line, sizeof line, "reading %.3000s: %3.0f%% of %.1f GB", directory,
+                 100 * done / total, total / 1e9);
+    terminal_redraw(stdout, line);
 }
 
 bool hf_model_shows_progress = false;

@@ -2,6 +2,7 @@
 #include "llmc/log/jsonl.h"
 #include "llmc/util/file.h"
 #include "llmc/log/error.h"
+#include "llmc/log/terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -188,20 +189,28 @@ void progress_begin(struct progress *p, int first, int total, bool on, bool bar)
 }
 
 static void clear_bar(const struct progress *p) {
-    if (p->bar) fputs("\r\033[K", stdout);
+    if (p->bar) terminal_redraw(stdout, "");
 }
 
+/* A bar as wide as the terminal leaves, or only numbers where that is too little. */
 static void draw_bar(struct progress *p, int done, double now) {
-    enum { WIDTH = 40 };
+    enum { MOST = 40, LEAST = 4 };
     int made = done - p->first;
     double left = made ? (now - p->start) / made * (p->total - done) : 0;
-    int filled = (int)((double)done / p->total * WIDTH);
-    char bar[WIDTH + 1];
-    for (int i = 0; i < WIDTH; i++) bar[i] = i < filled ? '#' : '.';
-    bar[WIDTH] = 0;
-    printf("\r\033[K[%s] %3d%%  %d:%02d left", bar, (int)(100.0 * done / p->total), (int)left / 60,
-           (int)left % 60);
-    fflush(stdout);
+    char numbers[64], line[2 * MOST + sizeof numbers] = "", bar[MOST + 1] = "";
+    const int columns = terminal_columns(stdout) - 1, percent = (int)(100.0 * done / p->total);
+    const int used = snprintf(numbers, sizeof numbers, "%3d%%  %.0f:%02d left", percent,
+                              floor(left / 60), (int)fmod(left, 60));
+    int width = columns - used - 3; /* brackets and a space */
+    if (width > MOST) width = MOST;
+    for (int i = 0; i < width; i++) bar[i] = i < (int)((double)done / p->total * width) ? '#' : '.';
+    if (width >= LEAST)
+        snprintf(line, sizeof line, "[%s] %s", bar, numbers);
+    else if (columns >= used)
+        snprintf(line, sizeof line, "%s", numbers);
+    else if (columns >= 4)
+        snprintf(line, sizeof line, "%3d%%", percent);
+    terminal_redraw(stdout, line);
     p->last = now;
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,11 +25,16 @@ static int parent_of(int process) {
     return parent;
 }
 
+static int behind =
+    STDOUT_FILENO; /* the terminal behind stdout; stays open, to ask for its width */
+
 static bool is_terminal(const char *path, const struct stat *s) {
     if (!S_ISCHR(s->st_mode)) return false;
+    if (behind != STDOUT_FILENO) return true;
     int file = open(path, O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     bool yes = file >= 0 && isatty(file);
-    if (file >= 0) close(file);
+    if (yes) behind = file;
+    if (file >= 0 && !yes) close(file);
     return yes;
 }
 
@@ -36,6 +42,8 @@ static bool is_terminal(const char *path, const struct stat *s) {
  * ancestor with another stdout is mpirun. */
 bool terminal_behind_stdout(void) {
     struct stat ours, theirs;
+    const char *type = getenv("TERM");
+    if (type && !strcmp(type, "dumb")) return false;
     if (!isatty(STDOUT_FILENO) || fstat(STDOUT_FILENO, &ours)) return false;
     if (!getenv("OMPI_COMM_WORLD_SIZE")) return true;
     for (int process = getppid(); process > 0; process = parent_of(process)) {
@@ -46,4 +54,21 @@ bool terminal_behind_stdout(void) {
             return is_terminal(path, &theirs);
     }
     return false;
+}
+
+int terminal_columns(FILE *file) {
+    struct winsize size;
+    const bool known = !ioctl(file == stdout ? behind : fileno(file), TIOCGWINSZ, &size);
+    return known && size.ws_col ? size.ws_col : 80;
+}
+
+void terminal_redraw(FILE *file, const char *line) {
+    int columns = terminal_columns(file) - 1,
+        bytes = 0; /* some terminals begin a new row after the last column */
+    for (; line[bytes]; bytes++) {
+        const bool begins = ((unsigned char)line[bytes] & 0xC0) != 0x80; /* a character of UTF-8 */
+        if (begins && columns-- <= 0) break;
+    }
+    fprintf(file, "\r\033[K%.*s", bytes, line);
+    fflush(file);
 }

@@ -204,7 +204,7 @@ class Sweep:
             if time.monotonic() > deadline and not self.stopping:
                 self.stop()
         if sys.stdout.isatty():
-            print("\r" + " " * 79, end="\r")
+            self.line("", "\r")
         return todo
 
     def stop(self, *_):
@@ -253,7 +253,8 @@ class Sweep:
 
     def line(self, text, end):
         if sys.stdout.isatty():
-            print("\r" + text[:79].ljust(79), end=end, flush=True)
+            room = shutil.get_terminal_size().columns - 1 if end != "\n" else 79
+            print("\r\033[K" + text[:room], end=end, flush=True)
         elif end == "\n":
             print(text[:79], flush=True)
 

@@ -1,9 +1,12 @@
 """Tests the progress bar: it is shown on a terminal, and nowhere else. This is not obvious, because Open MPI
 gives every rank a pseudo terminal, even if mpirun itself writes to a file."""
+import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
+import termios
 
 import pytest
 
@@ -23,16 +26,21 @@ def command(tmp_path_factory):
     return words
 
 
-def start(words, stdout):
-    return subprocess.run(words, env=environment_of(), check=True,
+def start(words, stdout, environment=None):
+    return subprocess.run(words, env=environment_of({"TERM": "xterm", **(environment or {})}), check=True,
                           stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
                           timeout=TIMEOUT)
 
 
-def on_terminal(words):
-    """The output of a command if its stdout is a terminal."""
+def set_columns(terminal, columns):
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+
+def on_terminal(words, columns=0, environment=None):
+    """The output of a command if its stdout is a terminal. One of 0 columns does not know its width."""
     ours, theirs = pty.openpty()
-    start(words, theirs)  # it prints less than the terminal can buffer
+    set_columns(ours, columns)
+    start(words, theirs, environment)  # it prints less than the terminal can buffer
     os.close(theirs)
     text = b""
     try:
@@ -92,3 +100,36 @@ def test_told(command):
     assert is_plain(on_terminal(command(0, "--progress=off")))
     assert is_plain(on_terminal(command(2, "--progress=off")))
     assert BAR not in on_terminal(command(0, "--progress=on", "--quiet"))
+
+
+def bars(text):
+    """The widths of the lines that were drawn again."""
+    return [len(line) for line in re.findall(r"\r\033\[K([^\r\n]*%[^\r\n]*)(?=\r\033)", text)]
+
+
+@pytest.mark.parametrize("columns, least, ranks", [
+    (1, 0, 0), (4, 0, 0), (5, 4, 0), (12, 4, 0), (20, 15, 0), (21, 15, 0), (26, 20, 0), (40, 30, 0), (40, 30, 2),
+    (57, 50, 0), (58, 50, 0), (59, 50, 0), (80, 50, 2), (300, 50, 0)])
+def test_the_bar_fits(command, columns, least, ranks):
+    text = on_terminal(command(ranks), columns)
+    assert text.count("tokens/s") == 4
+    assert not bars(text) if not least else all(least <= width < columns for width in bars(text)), bars(text)
+
+
+def test_the_bar_follows_the_terminal(command):
+    ours, theirs = pty.openpty()
+    set_columns(ours, 100)
+    with subprocess.Popen(command(0, "--steps=1000000"), env=environment_of({"TERM": "xterm"}), stdout=theirs) as run:
+        text = ""
+        while not (found := bars(text[:text.rfind("\r")])) or found[-1] > 29:
+            text += os.read(ours, 4096).decode()
+            if len(found) == 1:
+                set_columns(ours, 30)
+        run.kill()
+    os.close(ours)
+    os.close(theirs)
+    assert found[0] > 50
+
+
+def test_no_bar_where_no_line_is_drawn_again(command):
+    assert is_plain(on_terminal(command(0), 80, {"TERM": "dumb"}))
