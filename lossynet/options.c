@@ -93,7 +93,9 @@ static const struct lossynet_option table[] = {
         "bernoulli; burst:MEAN_LENGTH, runs of lost packets (Gilbert-Elliott); outage:MEAN_STEPS, "
         "a link fails for whole steps, with :sender or :receiver all links from or to a worker, "
         "with "
-        ":4 one of 4 paths; trace:FILE, a file of 0 and 1 (with any --loss-rate but 0)"),
+        ":4 one of 4 paths; trace:FILE, a file of 0 and 1 (with any --loss-rate but 0); "
+        "replay:FILE, a recorded run "
+        "with late ranks (scripts/late_ranks.py)"),
     STRING("loss-at", loss_at, RESUMED | IF_LOSES, "none", "LIST",
            "links with another loss rate, in both phases, separated by commas. 3=0.5: the links "
            "from and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything. The last "

@@ -281,6 +281,9 @@ static int refuse_option(const char *word) {
         snprintf(like + used, sizeof like - used, " --%s", e->name);
     }
     if (*like) return log_error("%s: several options begin so:%s", word, like);
+    snprintf(like, sizeof like, "%.*s", (int)(bytes < sizeof like ? bytes : 0), name);
+    const char *meant = options_like(like);
+    if (meant) return log_error("%s: unknown option; did you mean --%s? (see --help)", word, meant);
     return log_error("%s: unknown option (see --help)", word);
 }
 
