@@ -76,6 +76,11 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     if (world->rank == 0) {
         options_print_unused(o);
+        if (settings.run.device)
+            puts("Plan for one GPU for each worker\n");
+        else
+            printf("Plan for CPUs%s\n\n",
+                   o->device == DEVICE_CPU ? "" : "; for GPUs such as an H100: add --device cuda");
         memory_plan_print(&c, &settings);
         if (strncmp(network.loss.model, "outage", 6) != 0) /* it supposes independent steps */
             print_drift(comm_groups(o, workers), left[LOSSYNET_PARAMETER]);

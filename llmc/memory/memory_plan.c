@@ -295,8 +295,8 @@ void memory_plan_print_memory(const struct llama_config *config,
     printf("(%s; GB = 10^9 bytes)\n",
            s->run.dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
     const struct placement p = placement(s);
-    const char *part = p.slots ? "three buckets, and the average of the 1/N it owns"
-                               : "and the average of the 1/N it owns";
+    const char *part =
+        p.slots ? "three buckets, the average of its 1/N" : "and the average of the 1/N it owns";
     line("parameters", e.line[LINE_PARAMETERS], p.masters ? "float32 of the 1/N it owns" : "");
     if (e.line[LINE_WEIGHTS] > 0) line("weights in use", e.line[LINE_WEIGHTS], "bf16");
     line("gradients", e.line[LINE_GRADIENTS], p.masters ? part : "");
@@ -305,7 +305,7 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (p.leads) line("values ahead", e.line[LINE_AHEAD], "of the 1/N it owns, broadcast (--lead)");
     if (e.line[LINE_LOST] > 0)
         line("lost gradients", e.line[LINE_LOST], "bf16, added to the next (--carry)");
-    if (!s->run.device) line("network", e.network_bytes, "gradients of its shards, from others");
+    if (!s->run.device) line("network", e.network_bytes, "gradients that others send it");
     if (!p.staged)
         line("evaluation, saving", e.line[LINE_MODEL], "the owners' shards put together");
     if (!s->run.device)
@@ -323,8 +323,7 @@ void memory_plan_print_memory(const struct llama_config *config,
         if (p.staged)
             line("copies that travel", e.line[LINE_COPIES], "parameters and gradients, pinned");
         line("network", e.network_bytes,
-             p.staged ? "gradients of its shards, from others, pinned"
-                      : "gradients of its shards, from others");
+             p.staged ? "gradients that others send it, pinned" : "gradients that others send it");
         line("evaluation, saving", e.line[LINE_MODEL],
              p.masters ? "the model, put together bucket by bucket"
                        : "for the moment: the model put together");

@@ -492,6 +492,14 @@ def test_training_goes_on_from_a_model_directory(data, model, tmp_path):
     assert first < 4.0  # a fresh model starts at ln 128 = 4.85
 
 
+def test_dry_run_says_for_what_it_plans():
+    for device, first in (("cuda", "Plan for one GPU for each worker"), ("cpu", "Plan for CPUs")):
+        done = succeed("--dry-run", "--model", "1.1B", "--workers", 8, "--device", device)
+        assert done.stdout.splitlines()[0] == first
+        assert ("H100" in done.stdout) == (device == "cuda")
+        assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
 def test_dry_run_7b_on_64_workers():
     """The numbers are calculated by hand: P = 6,738,415,616; 4P = 26.954 GB; 8P/64 = 0.842 GB;
     4P*63/64 = 26.533 GB = 6,477,664 packets of 4,096 bytes, each with 28 + 66 bytes around it;
@@ -501,6 +509,7 @@ def test_dry_run_7b_on_64_workers():
     Drift at p = 0.1, N = 64, uncorrelated: 62/64 * 0.2/0.99 + 2/64 * 0.1/0.9 = 0.1992."""
     done = succeed("--dry-run", "--model", "7B", "--workers", 64, "--loss-rate", 0.1, "--batch", 1,
                    "--seq", 2048, "--link-gbps", 100, "--wire-dtype", "float32")
+    assert done.stdout.startswith("Plan for CPUs; for GPUs such as an H100: add --device cuda\n\n7B: ")
     text = re.sub(r" +", " ", done.stdout)
     for line in ("7B: 6738415616 parameters, 32 layers of width 4096, vocabulary 32000",
                  "131072 tokens per step", "parameters 26.954 GB", "gradients 26.954 GB",
