@@ -9,10 +9,10 @@
 #   --as         who calls them: root, or a user with sudo; both, if it is not given
 #   --run        other commands, separated by semicolons, in turn on one machine
 #
-# A machine has what debootstrap calls minbase, and git, make, certificates and sudo. It takes its packages from where this
-# machine takes them (/etc/apt), and uses the network of this machine. It sees the last commit, not what is changed since.
-# All that is made lies in FRESH (/var/tmp/fresh_machine): bare machines, which are made anew after a week, and packages,
-# so that a second run downloads less. Output goes to FRESH/*.log. The machines in use are removed at the end.
+# A machine has what debootstrap calls minbase, and git, make, certificates and sudo. Its packages come from where this
+# machine's come from (/etc/apt), and it uses the network of this machine. It sees the last commit, not what is changed
+# since. All that is made lies in FRESH (/var/tmp/fresh_machine): bare machines, which are made anew after a week, and
+# packages, so that a second run downloads less. Output goes to FRESH/*.log. Machines in use are removed at the end.
 #
 # The last lines are a table: release, caller, command, seconds, result. Exit code 0: every command ended with 0; 1: one
 # did not; 2: wrong usage; 77: machines cannot be made here.
@@ -58,7 +58,7 @@ bare() {
     [ -z "$(find "$packed" -mtime -7 2>/dev/null)" ] || return 0
     case $1 in 12) suite=bookworm ;; 13) suite=trixie ;; *) suite=testing ;; esac
     mmdebstrap --variant=minbase --include=git,make,ca-certificates,sudo "$suite" "$packed.new" \
-        "deb $mirror $suite main" >"$FRESH/$1.made.log" 2>&1 ||
+        "deb [check-valid-until=no] $mirror $suite main" >"$FRESH/$1.made.log" 2>&1 ||
         cannot "mmdebstrap $suite failed, see $FRESH/$1.made.log: $(grep '^E:' "$FRESH/$1.made.log" | head -n 1)"
     mv "$packed.new" "$packed"
 }
@@ -75,7 +75,8 @@ unpack() {
     # Where this machine reaches the registries by a proxy, with a certificate of its own, or by a mirror.
     cp /etc/ssl/certs/ca-certificates.crt "$machine/etc/ssl/certs/"
     cp /etc/pip.conf "$machine/etc/" 2>/dev/null || true
-    apt-config dump 2>/dev/null | grep -E '^Acquire::https?::(Proxy|CAInfo) ' >"$machine/etc/apt/apt.conf.d/90fresh" || true
+    apt-config dump 2>/dev/null | grep -E '^Acquire::https?::(Proxy|CAInfo) ' >"$machine/etc/apt/apt.conf.d/90fresh" ||
+        true
     if [ "$2" = user ]; then
         echo 'user:x:1000:1000::/home/user:/bin/bash' >>"$machine/etc/passwd"
         echo 'user:x:1000:' >>"$machine/etc/group"

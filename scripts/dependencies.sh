@@ -127,7 +127,7 @@ sudo=
 if [ "$(id -u)" != 0 ]; then
     sudo=sudo
     if ! { command -v sudo && sudo apt-get --version; } >/dev/null; then
-        echo "scripts/dependencies.sh: this user is not root and may not use sudo; as root: apt-get install $needed$parts" >&2
+        echo "scripts/dependencies.sh: neither root nor sudo; run as root: apt-get install $needed$parts" >&2
         exit 1
     fi
 fi
@@ -152,7 +152,7 @@ esac
 # shellcheck disable=SC2086
 if [ -n "$parts" ] && ! install $parts; then
     for package in $parts; do
-        install "$package" || echo "  $package cannot be installed here: $(grep '^E:' "$log" | tail -n 1); its tests are skipped"
+        install "$package" || echo "  Tests that use $package are skipped: $(grep '^E:' "$log" | tail -n 1)"
     done
 fi
 rm -f "$log"
