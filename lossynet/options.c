@@ -97,9 +97,10 @@ static const struct lossynet_option table[] = {
         "replay:FILE, a recorded run "
         "with late ranks (scripts/late_ranks.py)"),
     STRING("loss-at", loss_at, RESUMED | IF_LOSES, "none", "LIST",
-           "links with another loss rate, in both phases, separated by commas. 3=0.5: the links "
-           "from and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything. The last "
-           "entry that names a link counts"),
+           "links with another loss rate, separated by commas. 3=0.5: the links from and to worker "
+           "3 lose half; 2-5=1: the link from 2 to 5 loses everything; 6-*=0.15:0: all links from "
+           "6 lose 15% of the gradients and no parameters. The last entry that names a link "
+           "counts"),
     SEED("loss-seed", loss_seed, RESUMED | IF_LOSES, "-1",
          "seed that decides which packets are dropped; default: --seed"),
     ONE_OF(

@@ -20,9 +20,10 @@ enum ln_loss_fate { FATE_LINK, FATE_SENDER, FATE_RECEIVER };
 
 struct ln_loss_replay; /* opaque: a recorded run */
 
-struct ln_loss_at {       /* links with a rate of their own */
-    int sender, receiver; /* receiver -1: all links from and to `sender` */
-    double rate;
+struct ln_loss_at {       /* links with rates of their own */
+    int sender, receiver; /* -1: every worker */
+    bool both_ways;       /* also the links from `receiver` to `sender` */
+    double rate[2];       /* by phase */
 };
 
 struct ln_loss {

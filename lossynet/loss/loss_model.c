@@ -49,6 +49,7 @@
  */
 #include "lossynet/loss/loss.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -163,15 +164,19 @@ static void mask_trace(const struct directed *link, uint64_t step, size_t n, uin
     }
 }
 
+static bool names(const struct ln_loss_at *at, int sender, int receiver) {
+    return (at->sender < 0 || at->sender == sender) &&
+           (at->receiver < 0 || at->receiver == receiver);
+}
+
 /* The link's rate: that of the last entry of `at` that names the link, or else the phase's. */
 static double link_rate(const struct ln_loss *loss, lossynet_phase phase, int sender,
                         int receiver) {
     double rate = loss->rate[phase];
     for (int i = 0; i < loss->at_count; i++) {
         const struct ln_loss_at *at = &loss->at[i];
-        if (at->receiver < 0 ? at->sender == sender || at->sender == receiver
-                             : at->sender == sender && at->receiver == receiver)
-            rate = at->rate;
+        if (names(at, sender, receiver) || (at->both_ways && names(at, receiver, sender)))
+            rate = at->rate[phase];
     }
     return rate;
 }
@@ -222,7 +227,7 @@ bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t 
 
 bool ln_loss_has_dead_links(const struct ln_loss *loss) {
     for (int i = 0; i < loss->at_count; i++)
-        if (loss->at[i].rate >= 1) return true;
+        if (loss->at[i].rate[0] >= 1 || loss->at[i].rate[1] >= 1) return true;
     return false;
 }
 
@@ -238,11 +243,13 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
     if (loss->fate != FATE_LINK || loss->paths > 1)
         hash = ln_mix(hash ^ (uint64_t)loss->fate << 32 ^ (uint64_t)loss->paths);
     for (int i = 0; i < loss->at_count; i++) {
-        uint64_t bits;
-        memcpy(&bits, &loss->at[i].rate, sizeof bits);
-        hash = ln_mix(hash ^ bits);
-        hash = ln_mix(hash ^ (uint64_t)(uint32_t)loss->at[i].sender << 32 ^
-                      (uint32_t)loss->at[i].receiver);
+        const struct ln_loss_at *at = &loss->at[i];
+        uint64_t bits[2];
+        memcpy(bits, at->rate, sizeof bits);
+        hash = ln_mix(hash ^ bits[0]);
+        hash = ln_mix(hash ^ (uint64_t)(uint32_t)at->sender << 32 ^ (uint32_t)at->receiver);
+        if (bits[0] != bits[1] || at->both_ways != (at->receiver < 0))
+            hash = ln_mix(hash ^ bits[1] ^ at->both_ways);
     }
     return hash;
 }
@@ -350,53 +357,78 @@ static lossynet_status chain_parse(struct ln_loss *loss, const char *model, char
     return status;
 }
 
-/* Parses one entry of `at`, WORKER=RATE or SENDER-RECEIVER=RATE, up to a comma. Moves *text to its
- * end. */
+/* Parses a worker's number or '*', every worker. Moves *text behind it. */
+static bool end_parse(const char **text, long *worker) {
+    char *end;
+    const bool every = **text == '*';
+    *worker = every ? -1 : strtol(*text, &end, 10);
+    if (every) return (*text)++, true;
+    const bool ok = end != *text && isdigit((unsigned char)**text);
+    *text = end;
+    return ok;
+}
+
+/* Parses RATE or GRADIENTS:PARAMETERS. Moves *text behind it. */
+static bool rates_parse(const char **text, double rate[2]) {
+    char *end;
+    rate[0] = rate[1] = strtod(*text, &end);
+    bool ok = end != *text;
+    if (ok && *end == ':') {
+        *text = end + 1;
+        rate[1] = strtod(*text, &end);
+        ok = end != *text;
+    }
+    *text = end;
+    return ok;
+}
+
+/* Parses one entry of `at` up to a comma: WORKER=RATES, the links from and to a worker, or
+ * SENDER-RECEIVER=RATES. Moves *text to its end. */
 static lossynet_status at_parse_one(struct ln_loss *loss, int workers, const char **text, char *why,
                                     size_t why_size) {
     struct ln_loss_at *at = &loss->at[loss->at_count++];
-    const char *start = *text;
+    const char *start = *text, *next = start;
     const int length = (int)strcspn(start, ",");
-    char *end;
+    long ends[2] = {-1, -1};
+    double rate[2] = {0};
     errno = 0;
-    long sender = strtol(start, &end, 10), receiver = -1;
-    bool ok = end != start, pair = ok && *end == '-';
+    bool ok = end_parse(&next, &ends[0]);
+    const bool pair = ok && *next == '-';
     if (pair) {
-        const char *second = end + 1;
-        receiver = strtol(second, &end, 10);
-        ok = end != second;
+        next++;
+        ok = end_parse(&next, &ends[1]);
     }
-    const char *number = end + 1;
-    double rate = ok && *end == '=' ? strtod(number, &end) : 0;
+    ok = ok && *next++ == '=' && rates_parse(&next, rate) && !errno && next == start + length;
     *text = start + length;
-    if (!ok || errno || end <= number || end != *text) {
+    if (!ok) {
         snprintf(why, why_size,
-                 "'%.*s': expected WORKER=RATE or SENDER-RECEIVER=RATE, several with commas",
+                 "'%.*s': expected WORKER=RATE or SENDER-RECEIVER=RATE, several with commas; a "
+                 "RATE may be GRADIENTS:PARAMETERS, and '*' is every worker",
                  length, start);
         return LOSSYNET_INVALID;
     }
-    if (sender < 0 || sender >= workers || (pair && (receiver < 0 || receiver >= workers))) {
-        snprintf(why, why_size, "'%.*s': worker %ld: expected 0 to %d", length, start,
-                 sender < 0 || sender >= workers ? sender : receiver, workers - 1);
-        return LOSSYNET_INVALID;
-    }
-    if (sender == receiver) {
+    for (int e = 0; e < 2; e++)
+        if (ends[e] >= workers) {
+            snprintf(why, why_size, "'%.*s': worker %ld: expected 0 to %d", length, start, ends[e],
+                     workers - 1);
+            return LOSSYNET_INVALID;
+        }
+    if (ends[0] == ends[1] && ends[0] >= 0) {
         snprintf(why, why_size, "'%.*s': expected two workers, one loses nothing to itself", length,
                  start);
         return LOSSYNET_INVALID;
     }
-    if (!(rate >= 0 && rate <= 1)) {
-        snprintf(why, why_size, "'%.*s': loss rate %g: expected a number from 0 to 1", length,
-                 start, rate);
-        return LOSSYNET_INVALID;
-    }
-    *at = (struct ln_loss_at){(int)sender, (int)receiver, rate};
+    for (int phase = 0; phase < 2; phase++)
+        if (!(rate[phase] >= 0 && rate[phase] <= 1)) {
+            snprintf(why, why_size, "'%.*s': loss rate %g: expected a number from 0 to 1", length,
+                     start, rate[phase]);
+            return LOSSYNET_INVALID;
+        }
+    *at = (struct ln_loss_at){(int)ends[0], (int)ends[1], !pair, {rate[0], rate[1]}};
     char whose[64];
-    if (pair)
-        snprintf(whose, sizeof whose, "link %ld-%ld's", sender, receiver);
-    else
-        snprintf(whose, sizeof whose, "worker %ld's", sender);
-    return chain_check(loss, rate, whose, why, why_size);
+    snprintf(whose, sizeof whose, "'%.*s'", length < 40 ? length : 40, start);
+    const lossynet_status status = chain_check(loss, rate[0], whose, why, why_size);
+    return status ? status : chain_check(loss, rate[1], whose, why, why_size);
 }
 
 static lossynet_status at_parse(struct ln_loss *loss, const char *text, int workers, char *why,

@@ -287,6 +287,20 @@ static void test_chains_with_a_rate_of_their_own(void **state) {
     ln_loss_close(&burst);
 }
 
+/* Rates by phase, and links from and to every worker. */
+static void test_rates_by_phase_and_wildcards(void **state) {
+    (void)state;
+    struct arrivals net;
+    run_net("bernoulli", 0, "3-*=0.5:0,*-1=0:0.4,3-2=0", 0, 300, &net);
+    for (int s = 0; s < WORKERS; s++)
+        for (int r = 0; r < WORKERS; r++) {
+            if (s == r) continue;
+            const double lost = s == 3 && r != 1 && r != 2 ? 0.5 : 0, stale = r == 1 ? 0.4 : 0;
+            assert_close(1 - net.gradient[s][r], lost, lost > 0 ? 0.1 : 1e-9);
+            assert_close(1 - net.parameter[s][r], stale, stale > 0 ? 0.1 : 1e-9);
+        }
+}
+
 /* ---- estimators ---- */
 
 /* What gradient.c says of uneven links: a sender's mean weight is its share of what is delivered.
@@ -415,6 +429,7 @@ int main(void) {
         cmocka_unit_test(test_outages_that_share_a_fate),
         cmocka_unit_test(test_outages_of_paths),
         cmocka_unit_test(test_uneven_rates),
+        cmocka_unit_test(test_rates_by_phase_and_wildcards),
         cmocka_unit_test(test_outages_outlast_retransmission),
         cmocka_unit_test(test_chains_with_a_rate_of_their_own),
         cmocka_unit_test(test_weight_of_a_bad_worker),
