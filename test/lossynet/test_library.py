@@ -2,6 +2,7 @@
 dev/examples/average.c."""
 import os
 import re
+import shutil
 import socket
 import subprocess
 
@@ -10,6 +11,7 @@ import pytest
 from program import BUILD, ROOT
 
 STEPS = 5
+WITH_MPI = bool(shutil.which("mpicc"))
 
 
 def shell(command, **environment):
@@ -50,22 +52,45 @@ def files(folder):
 
 def test_install_and_uninstall(tmp_path):
     version = header_version()
-    soname = f"liblossynet.so.{version.rsplit('.', 1)[0]}"
-    make("install", PREFIX="/opt/lossynet", DESTDIR=tmp_path)
-    assert files(tmp_path / "opt/lossynet") == {
-        "include/lossynet.h", "include/lossynet_trainer.h", "lib/pkgconfig/lossynet.pc", "lib/liblossynet.a", "lib/liblossynet.so",
-        f"lib/{soname}", f"lib/liblossynet.so.{version}"}
-    library = tmp_path / "opt/lossynet/lib/liblossynet.so"
-    assert f"Library soname: [{soname}]" in shell(f"readelf -d '{library}'")
-    package = (tmp_path / "opt/lossynet/lib/pkgconfig/lossynet.pc").read_text(encoding="utf-8")
-    assert "prefix=/opt/lossynet\n" in package and f"Version: {version}\n" in package
-    make("uninstall", PREFIX="/opt/lossynet", DESTDIR=tmp_path)
+    make("install", PREFIX="/opt/it", LIBDIR="/opt/it/lib/some", DESTDIR=tmp_path)
+    root = tmp_path / "opt/it"
+    names = ["lossynet"] + ["lossynet_mpi"] * WITH_MPI
+    soname = version.rsplit(".", 1)[0]
+    assert files(root) == {
+        "bin/train_llama2", "bin/tokenize", "include/lossynet.h", "include/lossynet_trainer.h",
+        *(f"share/man/man1/{name}.1" for name in ("train_llama2", "tokenize") if shutil.which("help2man")),
+        *(f"lib/some/{file}" for name in names for file in (
+            f"pkgconfig/{name}.pc", f"lib{name}.a", f"lib{name}.so", f"lib{name}.so.{soname}",
+            f"lib{name}.so.{version}"))}
+    for name in names:
+        library = shell(f"readelf -d '{root}/lib/some/lib{name}.so'")
+        assert f"Library soname: [lib{name}.so.{soname}]" in library
+        assert ("libmpi" in library) == (name == "lossynet_mpi")
+        package = (root / f"lib/some/pkgconfig/{name}.pc").read_text(encoding="utf-8")
+        assert "libdir=/opt/it/lib/some\n" in package and f"Version: {version}\n" in package
+    assert shell(f"'{root}/bin/train_llama2' --version").startswith("train_llama2 ")
+    make("uninstall", PREFIX="/opt/it", LIBDIR="/opt/it/lib/some", DESTDIR=tmp_path)
     assert files(tmp_path) == set()
+
+
+@pytest.mark.skipif(not shutil.which("help2man"), reason="no help2man here, which makes manual pages of --help")
+def test_the_manual_page_has_every_option(prefix):
+    page = (prefix / "share/man/man1/train_llama2.1").read_text(encoding="utf-8").replace("\\-", "-")
+    options = [line.split("\t")[0] for line in shell(f"'{BUILD}/train_llama2' --help table").splitlines()]
+    assert len(options) > 80 and not [name for name in options if f"--{name}" not in page]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git here, which makes the archive")
+def test_an_archive_knows_its_revision_without_git(tmp_path):
+    shell(f"git archive HEAD | tar -x -C '{tmp_path}'")
+    said = subprocess.run(["make", "-n", "-B", "CUDA=0", "build/train_llama2.o"], cwd=tmp_path, text=True, check=True,
+                          capture_output=True, env={**os.environ, "MAKEFLAGS": ""}).stdout
+    assert f"-DGIT_REVISION='\"{shell('git rev-parse --short HEAD').strip()}" in said
 
 
 def test_shared_library_exports_what_the_headers_declare(prefix):
     names = shell(f"nm -D --defined-only '{prefix}/lib/liblossynet.so'")
-    exported = {line.split()[2] for line in names.splitlines()}
+    exported = {line.split()[2].partition("@@")[0] for line in names.splitlines() if " A " not in line}
     most, trainers = (declared(prefix / "include" / f"{name}.h") for name in ("lossynet", "lossynet_trainer"))
     assert "lossynet_open" in most and len(most) > 30 and "lossynet_state_save" in trainers
     assert exported == most | trainers and not most & trainers

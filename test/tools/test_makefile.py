@@ -52,15 +52,35 @@ def test_the_same_flags_build_nothing(make):
 
 
 @pytest.mark.parametrize("variable", ["MPI=0", "VERBS=0", "SECURE=0", "MEET=0", "BLAS=none", "CC=clang",
-                                      "WERROR=", "OPTIMISE=-O1", "SANITIZE=address", "BARE=1"])
+                                      "CFLAGS=-O1", "CPPFLAGS=-DNDEBUG", "OPTIMISE=-O1", "SANITIZE=address", "BARE=1"])
 def test_other_flags_build_all_that_has_them(make, variable):
     name, value = variable.split("=")
     lines = make("-n", **{name: value})
     emulated = {line for line in compiled(make.built) if "emulated" in line}
-    expected = compiled(make.built) - (set() if name in ("WERROR", "SANITIZE") else emulated)
-    assert expected - compiled(lines) <= {"CXX  llmc/data/tokenizer.cpp"}  # BARE has another
+    expected = compiled(make.built) - (set() if name == "SANITIZE" else emulated)
+    # BARE has another tokenizer, and CFLAGS are those of C.
+    assert expected - compiled(lines) <= {"CXX  llmc/data/tokenizer.cpp"}
     assert {"LINK build/train_llama2", "LINK build/tokenize"} <= {
         re.sub(r"/\S*/build/", "build/", line) for line in lines}
+
+
+def test_warnings_that_are_errors_build_nothing_again(make):
+    assert make("-n", WERROR="-Werror") == []
+
+
+def test_flags_of_a_packager_come_last(make):
+    """The last of contradicting flags counts; sources still find their headers and their standard."""
+    done = subprocess.run(["make", "-n", "-B", "CUDA=0", "CC=gcc", "CFLAGS=-O2 -g3", "CPPFLAGS=-DPACKAGED",
+                           "LDFLAGS=-Wl,-z,now", "BUILD=nothing"], cwd=ROOT, text=True, capture_output=True, check=True,
+                          env={**os.environ, "MAKEFLAGS": ""}).stdout
+    command = next(line for line in done.splitlines() if line.startswith("gcc ") and "llmc/util/file.c" in line)
+    order = [command.index(f" {word} ") for word in ("-I.", "-DPACKAGED", "-std=c11", "-O3", "-O2")]
+    assert order == sorted(order) and " -Werror " not in command
+    assert any("-Wl,-z,now" in line and "-o nothing/train_llama2" in line for line in done.splitlines())
+
+
+def test_a_user_needs_few_lines_of_make():
+    assert (ROOT / "Makefile").read_text(encoding="utf-8").count("\n") <= 250
 
 
 def test_make_without_a_goal_builds_the_program(make):
