@@ -83,7 +83,7 @@ def test_the_manual_page_has_every_option(prefix):
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git here, which makes the archive")
 def test_an_archive_knows_its_revision_without_git(tmp_path):
     shell(f"git archive HEAD | tar -x -C '{tmp_path}'")
-    said = subprocess.run(["make", "-n", "-B", "CUDA=0", "build/train_llama2.o"], cwd=tmp_path, text=True, check=True,
+    said = subprocess.run(["make", "-n", "-B", "CUDA=0", "BUILD=b", "b/train_llama2.o"], cwd=tmp_path, text=True, check=True,
                           capture_output=True, env={**os.environ, "MAKEFLAGS": ""}).stdout
     assert f"-DGIT_REVISION='\"{shell('git rev-parse --short HEAD').strip()}" in said
 
