@@ -1,7 +1,7 @@
 # The library for other programs: make liblossynet. The Makefile includes this file.
 #
-# liblossynet needs no MPI: a program starts its ranks as it likes (lossynet_bootstrap_tcp). Where there is MPI,
-# liblossynet_mpi stands beside it, which is the same and has lossynet_bootstrap_mpi and the link over MPI as well.
+# liblossynet needs no MPI: ranks meet by TCP (lossynet_rendezvous_open). Where there is MPI, liblossynet_mpi stands
+# beside it, which is the same, but its lossynet_bootstrap starts MPI, and it has the link over MPI.
 LIBRARY := $(BUILD)/liblossynet
 VERSION = $(shell sed -n 's/^\#define LOSSYNET_VERSION "\(.*\)"/\1/p' lossynet/lossynet.h)
 LIBRARIES := lossynet $(if $(filter 1,$(MPI)),lossynet_mpi)
