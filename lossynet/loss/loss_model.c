@@ -49,8 +49,8 @@
  */
 #include "lossynet/loss/loss.h"
 
-#include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -357,13 +357,12 @@ static lossynet_status chain_parse(struct ln_loss *loss, const char *model, char
     return status;
 }
 
-/* Parses a worker's number or '*', every worker. Moves *text behind it. */
+/* Parses a worker's number, or '*', every worker. Moves *text behind it. */
+enum { EVERY = INT_MIN };
 static bool end_parse(const char **text, long *worker) {
-    char *end;
-    const bool every = **text == '*';
-    *worker = every ? -1 : strtol(*text, &end, 10);
-    if (every) return (*text)++, true;
-    const bool ok = end != *text && isdigit((unsigned char)**text);
+    char *end = (char *)*text + 1;
+    *worker = **text == '*' ? EVERY : strtol(*text, &end, 10);
+    const bool ok = end != *text;
     *text = end;
     return ok;
 }
@@ -389,7 +388,7 @@ static lossynet_status at_parse_one(struct ln_loss *loss, int workers, const cha
     struct ln_loss_at *at = &loss->at[loss->at_count++];
     const char *start = *text, *next = start;
     const int length = (int)strcspn(start, ",");
-    long ends[2] = {-1, -1};
+    long ends[2] = {EVERY, EVERY};
     double rate[2] = {0};
     errno = 0;
     bool ok = end_parse(&next, &ends[0]);
@@ -408,12 +407,12 @@ static lossynet_status at_parse_one(struct ln_loss *loss, int workers, const cha
         return LOSSYNET_INVALID;
     }
     for (int e = 0; e < 2; e++)
-        if (ends[e] >= workers) {
+        if (ends[e] != EVERY && (ends[e] < 0 || ends[e] >= workers)) {
             snprintf(why, why_size, "'%.*s': worker %ld: expected 0 to %d", length, start, ends[e],
                      workers - 1);
             return LOSSYNET_INVALID;
         }
-    if (ends[0] == ends[1] && ends[0] >= 0) {
+    if (ends[0] == ends[1] && ends[0] != EVERY) {
         snprintf(why, why_size, "'%.*s': expected two workers, one loses nothing to itself", length,
                  start);
         return LOSSYNET_INVALID;
@@ -424,9 +423,12 @@ static lossynet_status at_parse_one(struct ln_loss *loss, int workers, const cha
                      start, rate[phase]);
             return LOSSYNET_INVALID;
         }
+    for (int e = 0; e < 2; e++)
+        if (ends[e] == EVERY) ends[e] = -1;
     *at = (struct ln_loss_at){(int)ends[0], (int)ends[1], !pair, {rate[0], rate[1]}};
     char whose[64];
-    snprintf(whose, sizeof whose, "'%.*s'", length < 40 ? length : 40, start);
+    snprintf(whose, sizeof whose, "%s %.*s's", pair ? "link" : "worker", (int)strcspn(start, "="),
+             start);
     const lossynet_status status = chain_check(loss, rate[0], whose, why, why_size);
     return status ? status : chain_check(loss, rate[1], whose, why, why_size);
 }

@@ -372,7 +372,7 @@ static void test_check(void **state) {
         {"bernoulli", "1e9=0.5", "expected WORKER=RATE", 0},
         {"bernoulli", "99999999999999999999=0.5", "expected WORKER=RATE", 0},
         {"bernoulli", "8=0.5", "'8=0.5': worker 8: expected 0 to 7", 0},
-        {"bernoulli", "-1=0.5", "expected WORKER=RATE or SENDER-RECEIVER=RATE", 0},
+        {"bernoulli", "-1=0.5", "worker -1: expected 0 to 7", 0},
         {"bernoulli", "1=0,2-8=0.5", "'2-8=0.5': worker 8: expected 0 to 7", 0},
         {"bernoulli", "2--1=0.5", "worker -1: expected 0 to 7", 0},
         {"bernoulli", "2-2=0.5", "'2-2=0.5': expected two workers", 0},

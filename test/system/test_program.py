@@ -633,10 +633,10 @@ def one_line(done, code):
     (["--loss-model", "outage:0"], "--loss-model: loss model outage:0: the mean run length"),
     (["--loss-at", "bad"], "--loss-at: 'bad': expected WORKER=RATE or SENDER-RECEIVER=RATE"),
     *((["--loss-at", text, "--workers", "8"], f"--loss-at: '{text}': expected WORKER=RATE or SENDER-RECEIVER=RATE")
-      for text in ("6-=0.1", "6-*=", "6-*=0.1:", "**=1", "6-*=0.1:0:0", "-1=0.5", "6- 7=1")),
+      for text in ("6-=0.1", "6-*=", "6-*=0.1:", "**=1", "6-*=0.1:0:0", "6-7:1=1")),
     (["--loss-at", "*-8=1", "--workers", "8"], "--loss-at: '*-8=1': worker 8: expected 0 to 7"),
     (["--loss-at", "6-*=0:2", "--workers", "8"], "--loss-at: '6-*=0:2': loss rate 2: expected a number"),
-    (["--loss-at", "6-*=0.9", "--loss-model", "burst:2", "--workers", "8"], "the '6-*=0.9' loss rate is 0.9"),
+    (["--loss-at", "6-*=0.9", "--loss-model", "burst:2", "--workers", "8"], "the link 6-*'s loss rate is 0.9"),
     (["--loss-at", "8=1", "--workers", "8"], "--loss-at: '8=1': worker 8: expected 0 to 7"),
     (["--loss-at", "1=2", "--workers", "8"], "--loss-at: '1=2': loss rate 2: expected a number"),
     (["--schedule", "step"], "--schedule: expected one of cosine wsd linear constant, got 'step'"),
