@@ -314,6 +314,7 @@ static int forward_backward(struct trainer *t, int step) {
         if (t->result[w].status) return FAILED;
         waited = fmax(waited, t->result[w].waited);
     }
+    if (dataloader_check(t->train)) return FAILED;
     t->dp.time.communicating += waited;
     if (training_finish_begin(&t->view)) return FAILED;
     training_begin_record(&t->view, step);
@@ -479,6 +480,7 @@ static int train_loop(struct trainer *t) {
     while (at->step < steps && !news.stop) {
         struct due due;
         if (training_step(t, at->step) || training_after_step(v, &news, &due)) return -1;
+        if (due.any && dataloader_check_files(t->train)) return -1;
         if (due.evaluates) {
             const int status = evaluate(t, at->step, &eval);
             if (status < 0) return -1;

@@ -159,7 +159,8 @@ static int flush(struct job *job) {
 /* Encodes and writes all pieces, and then closes the inputs that they point into. */
 static int flush_and_unmap(struct job *job) {
     int status = flush(job);
-    for (int i = 0; i < job->map_count; i++) file_unmap(&job->maps[i]);
+    for (int i = 0; i < job->map_count; i++)
+        if (file_unmap(&job->maps[i])) status = -1;
     job->map_count = 0;
     return status;
 }

@@ -42,9 +42,9 @@ void *ln_memory_take(size_t count, size_t size) {
  * nothing follows, which stops libraries without sanitizers too.                                 */
 
 int __wrap_file_map(const char *path, struct file_map *map);
-void __wrap_file_unmap(struct file_map *map);
+int __wrap_file_unmap(struct file_map *map);
 int __real_file_map(const char *path, struct file_map *map);
-void __real_file_unmap(struct file_map *map);
+int __real_file_unmap(struct file_map *map);
 
 static size_t guarded_bytes(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -67,11 +67,12 @@ int __wrap_file_map(const char *path, struct file_map *map) {
     return 0;
 }
 
-void __wrap_file_unmap(struct file_map *map) {
+int __wrap_file_unmap(struct file_map *map) {
     size_t room = guarded_bytes(map->bytes);
     if (map->data)
         munmap((char *)map->data + map->bytes - room, room + (size_t)sysconf(_SC_PAGESIZE));
     *map = (struct file_map){NULL, 0};
+    return 0;
 }
 
 /* ---- files in memory ------------------------------------------------------------------------- */

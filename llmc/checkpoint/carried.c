@@ -58,13 +58,14 @@ static int add_file(struct carried *c, const char *path, const char *name) {
     struct file f = {strdup(name), malloc(map.bytes + 1), map.bytes};
     const bool failed = !more || !f.name || !f.data;
     if (!failed && map.bytes) memcpy(f.data, map.data, map.bytes);
-    file_unmap(&map);
-    if (!failed) {
+    const bool lost = file_unmap(&map);
+    if (!failed && !lost) {
         c->file[c->count++] = f;
         return 0;
     }
     free(f.name);
     free(f.data);
+    if (lost) return -1;
     return log_out_of_memory("the files of a model", (double)map.bytes);
 }
 

@@ -17,6 +17,5 @@ int checksum_file(const char *path, char text[CHECKSUM_TEXT_BYTES], uint64_t *by
     if (file_map(path, &map)) return -1;
     checksum_bytes(map.data ? map.data : "", map.bytes, text);
     *bytes = map.bytes;
-    file_unmap(&map);
-    return 0;
+    return file_unmap(&map);
 }

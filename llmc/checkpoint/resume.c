@@ -199,9 +199,9 @@ static int read_trainer(const char *directory, json_t **out) {
     if (file_map(path, &map)) return -1;
     json_t *trainer = json_loadb(map.data ? (const char *)map.data : "", map.bytes,
                                  JSON_REJECT_DUPLICATES, &error);
-    file_unmap(&map);
-    int status = trainer ? check(directory, path, trainer)
-                         : log_error("'%s' line %d: %s", path, error.line, error.text);
+    int status = file_unmap(&map) ? -1
+                 : trainer        ? check(directory, path, trainer)
+                                  : log_error("'%s' line %d: %s", path, error.line, error.text);
     if (status)
         json_decref(trainer);
     else

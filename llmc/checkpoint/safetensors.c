@@ -202,7 +202,8 @@ int safetensors_open(const char *path, struct safetensors **out) {
         log_error("cannot open '%s': out of memory", path);
         goto close_file;
     }
-    if (file_map(path, &file->map) != 0 || parse(file) != 0) goto close_file;
+    if (file_map(path, &file->map) != 0 || parse(file) != 0 || file_is_lost(&file->map))
+        goto close_file;
     *out = file;
     return 0;
 
@@ -335,7 +336,11 @@ int safetensors_copy_float(const struct safetensors *file, const char *name, con
     else
         return log_error("'%s': tensor '%s' has dtype %s, expected F32, BF16 or F16", file->path,
                          name, view->dtype);
-    return 0;
+    return file_is_lost(&file->map) ? -1 : 0;
+}
+
+bool safetensors_is_lost(const struct safetensors *file) {
+    return file_is_lost(&file->map);
 }
 
 /* ---- writing ---------------------------------------------------------------------------- */

@@ -12,6 +12,7 @@
 #ifndef LLMC_CHECKPOINT_SAFETENSORS_H
 #define LLMC_CHECKPOINT_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -56,6 +57,10 @@ const struct safetensors_view *safetensors_find(const struct safetensors *file, 
  * after reporting. */
 int safetensors_copy_float(const struct safetensors *file, const char *name, const int64_t *shape,
                            int dims, float *out);
+
+/* Whether somebody has cut the file off while it was open, which is reported (file.h): what was read through
+ * views may be zeros. */
+bool safetensors_is_lost(const struct safetensors *file);
 
 /* A tensor to write; the caller owns all memory. */
 struct safetensors_tensor {

@@ -84,7 +84,7 @@ static int read_index(struct sharded_model *s, const char *directory) {
     if (file_map(s->index_path, &map)) return -1;
     s->index = json_loadb(map.data ? (const char *)map.data : "", map.bytes, JSON_REJECT_DUPLICATES,
                           &error);
-    file_unmap(&map);
+    if (file_unmap(&map)) return -1;
     if (!s->index)
         return log_error("'%s' line %d: %s; expected the JSON index of a model's files",
                          s->index_path, error.line, error.text);

@@ -528,6 +528,8 @@ int saved_state_load(const struct data_parallel *d, const struct run_info *facts
         if (d->world.ranks > 1 && strcmp(lossynet_link_name(d->comm), "udp") == 0)
             differ(differences, "over --link udp the network decides what else is lost");
         status = load(d, &source, saved, differences);
+        for (int i = 0; i < source.ranks && !status; i++)
+            status = safetensors_is_lost(source.file[i]) ? -1 : 0;
     }
     source_close(&source);
     json_decref(now);

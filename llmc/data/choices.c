@@ -245,7 +245,7 @@ static int read_all(struct choices *c, const char *tokenizer) {
     if (file_map(c->path, &map)) return -1;
     if (map.bytes >= 3 * sizeof magic) memcpy(&magic, map.data, sizeof magic);
     int failed = magic == MAGIC ? read_binary(c, &map) : read_lines(c, &map, tokenizer);
-    file_unmap(&map);
+    if (file_unmap(&map)) return -1;
     if (!failed && !c->count) failed = log_error("'%s' has no question", c->path);
     return failed;
 }

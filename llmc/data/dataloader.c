@@ -2,10 +2,14 @@
 #include "llmc/data/dataloader.h"
 
 #include <glob.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "llmc/util/file.h"
@@ -20,6 +24,8 @@ struct token_file {
     uint64_t count;
     int vocabulary;         /* from the header; 0 if the header has none */
     uint32_t largest;       /* largest token id */
+    uint64_t sum;           /* checksum of the tokens */
+    struct stat status;     /* when they were read */
     uint64_t words, bytes;  /* of the text; 0: unknown */
     uint64_t train_before;  /* number of training windows in earlier files */
     uint64_t window_before; /* number of validation windows in earlier files */
@@ -35,7 +41,12 @@ struct dataloader {
     int shares; /* parts that the training windows are split into; 0 or 1: shared */
     bool words_known, bytes_known;
     int vocabulary;
+    uint32_t ids;    /* ids that the model has */
     char *tokenizer; /* path, or NULL */
+    /* Several threads read, and look whether files have changed. */
+    pthread_mutex_t looking;
+    atomic_llong next_look; /* ms */
+    atomic_bool failed;     /* reported */
 };
 
 /* ---- opening and checking ---------------------------------------------------------------- */
@@ -91,32 +102,44 @@ static uint32_t token_at(const struct token_file *file, uint64_t i) {
     return file->wide ? ((const uint32_t *)file->tokens)[i] : ((const uint16_t *)file->tokens)[i];
 }
 
-/* The largest of tokens first ... first + count - 1. */
-static uint32_t largest_among(const struct token_file *file, uint64_t first, uint64_t count) {
-    uint32_t most_wide = 0;
-    uint16_t most = 0;
+/* The largest of `count` tokens from `first` on. *sum: a checksum, which any change of a single token
+ * changes. */
+static uint32_t look_at(const struct token_file *file, uint64_t first, uint32_t count,
+                        uint32_t *sum) {
+    uint32_t most = 0, added = 0;
     if (file->wide) {
         const uint32_t *tokens = (const uint32_t *)file->tokens + first;
-        for (uint64_t i = 0; i < count; i++)
-            most_wide = tokens[i] > most_wide ? tokens[i] : most_wide;
-        return most_wide;
+        for (uint32_t i = 0; i < count; i++) {
+            most = tokens[i] > most ? tokens[i] : most;
+            added += tokens[i] * (2 * i + 1);
+        }
+    } else {
+        const uint16_t *tokens = (const uint16_t *)file->tokens + first;
+        for (uint32_t i = 0; i < count; i++) {
+            most = tokens[i] > most ? tokens[i] : most;
+            added += tokens[i] * (2 * i + 1);
+        }
     }
-    const uint16_t *tokens = (const uint16_t *)file->tokens + first;
-    for (uint64_t i = 0; i < count; i++) most = tokens[i] > most ? tokens[i] : most;
+    *sum = added;
     return most;
 }
 
-static uint32_t largest_token(const struct token_file *file) {
+/* Reads all tokens. Sets file->largest and file->sum. */
+static void read_tokens(struct token_file *file) {
     enum { CHUNK = 1 << 16 };
     int64_t chunks = (int64_t)((file->count + CHUNK - 1) / CHUNK);
     uint32_t largest = 0;
-#pragma omp parallel for reduction(max : largest) if (chunks > 16)
+    uint64_t sum = 0;
+#pragma omp parallel for reduction(max : largest) reduction(+ : sum) if (chunks > 16)
     for (int64_t c = 0; c < chunks; c++) {
         const uint64_t first = (uint64_t)c * CHUNK, rest = file->count - first;
-        const uint32_t most = largest_among(file, first, rest < CHUNK ? rest : CHUNK);
+        uint32_t part;
+        const uint32_t most = look_at(file, first, rest < CHUNK ? (uint32_t)rest : CHUNK, &part);
         if (most > largest) largest = most;
+        sum += random_mix((uint64_t)c << 32 | part);
     }
-    return largest;
+    file->largest = largest;
+    file->sum = sum;
 }
 
 static int check_ids(const struct token_file *file, int vocabulary, const char *whose) {
@@ -131,8 +154,10 @@ static int open_file(struct dataloader *loader, const char *path) {
     struct token_file *file = &loader->files[loader->count++];
     file->path = strdup(path);
     if (!file->path) return log_error("cannot open '%s': out of memory", path);
+    if (stat(path, &file->status)) memset(&file->status, 0, sizeof file->status);
     if (file_map(path, &file->map) != 0 || check_header(file) != 0) return -1;
-    file->largest = largest_token(file);
+    read_tokens(file);
+    if (file_is_lost(&file->map)) return -1;
     if (file->vocabulary && check_ids(file, file->vocabulary, "the file's own") != 0) return -1;
     if (file->vocabulary && loader->vocabulary && file->vocabulary != loader->vocabulary)
         return log_error("'%s' is for a vocabulary of %d, expected %d as in files before it", path,
@@ -208,6 +233,8 @@ int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_
     if (!loader) return log_error("cannot open '%s': out of memory", pattern);
     loader->T = T;
     loader->seed = seed;
+    loader->ids = UINT32_MAX;
+    pthread_mutex_init(&loader->looking, NULL);
     glob_t matches;
     if (find_files(pattern, &matches)) goto close_loader;
     int status = any_matches(pattern, &matches) || open_matches(loader, pattern, &matches);
@@ -227,6 +254,7 @@ void dataloader_close(struct dataloader *loader) {
         file_unmap(&loader->files[i].map);
         free(loader->files[i].path);
     }
+    pthread_mutex_destroy(&loader->looking);
     free(loader->files);
     free(loader->tokenizer);
     free(loader);
@@ -288,9 +316,10 @@ double dataloader_targets_per_byte(const struct dataloader *loader) {
     return loader->bytes_known ? targets(loader) / (double)loader->bytes : 0;
 }
 
-int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary) {
+int dataloader_check_vocabulary(struct dataloader *loader, int vocabulary) {
     for (size_t i = 0; i < loader->count; i++)
         if (check_ids(&loader->files[i], vocabulary, "the model's") != 0) return -1;
+    loader->ids = (uint32_t)vocabulary;
     return 0;
 }
 
@@ -349,14 +378,76 @@ static const struct token_file *file_of(const struct dataloader *loader, uint64_
     return &loader->files[low];
 }
 
-/* Copies `length` tokens from token `start` on, and those that follow each. */
-static void copy_window(const struct token_file *file, uint64_t start, int length, int32_t *tokens,
-                        int32_t *targets) {
+/* ---- files that change while they are read ---- */
+
+static const char changed[] =
+    "the file has changed since the run began, which must not happen: replace a "
+    "file by renaming another one to its name";
+
+/* Sees to it that one thread reports. */
+static bool fails_first(struct dataloader *loader) {
+    return !atomic_exchange(&loader->failed, true);
+}
+
+/* Compares a file with what was opened, if its times or its size say that it may be another. A file of
+ * that name which is another one (inode) does not matter: the one that is mapped stays. */
+static void look_again(struct dataloader *loader, struct token_file *file) {
+    const struct stat *old = &file->status;
+    struct stat now;
+    if (stat(file->path, &now) || now.st_ino != old->st_ino || now.st_dev != old->st_dev) return;
+    if (now.st_size == old->st_size && now.st_mtim.tv_sec == old->st_mtim.tv_sec &&
+        now.st_mtim.tv_nsec == old->st_mtim.tv_nsec && now.st_ctim.tv_sec == old->st_ctim.tv_sec &&
+        now.st_ctim.tv_nsec == old->st_ctim.tv_nsec)
+        return;
+    struct token_file read = *file;
+    read_tokens(&read);
+    const bool same = now.st_size == old->st_size && read.sum == file->sum;
+    if (!same && !file_is_lost(&file->map) && fails_first(loader))
+        log_error("'%s': %s", file->path, changed);
+    file->status = now;
+}
+
+/* Looks at a file that is being read; about ten times per second at most. */
+static void look_sometimes(struct dataloader *loader, const struct token_file *file) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    const long long now = t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+    if (now < atomic_load(&loader->next_look) || pthread_mutex_trylock(&loader->looking)) return;
+    look_again(loader, &loader->files[file - loader->files]);
+    atomic_store(&loader->next_look, now + 100);
+    pthread_mutex_unlock(&loader->looking);
+}
+
+int dataloader_check(const struct dataloader *loader) {
+    return atomic_load(&loader->failed) ? -1 : 0;
+}
+
+int dataloader_check_files(struct dataloader *loader) {
+    pthread_mutex_lock(&loader->looking);
+    for (size_t i = 0; i < loader->count; i++) look_again(loader, &loader->files[i]);
+    pthread_mutex_unlock(&loader->looking);
+    return dataloader_check(loader);
+}
+
+/* Copies `length` tokens from token `start` on, and those that follow each. An id that the model does not have is
+ * read as 0, since nothing behind the loader checks ids again. */
+static void copy_window(struct dataloader *loader, const struct token_file *file, uint64_t start,
+                        int length, int32_t *tokens, int32_t *targets) {
+    look_sometimes(loader, file);
     for (int t = 0; t <= length; t++) {
-        const int32_t token = (int32_t)token_at(file, start + (uint64_t)t);
-        if (t < length) tokens[t] = token;
-        if (t > 0) targets[t - 1] = token;
+        uint32_t token = token_at(file, start + (uint64_t)t);
+        if (token >= loader->ids) {
+            if (fails_first(loader))
+                log_error("'%s': token %llu has id %u, expected less than the model's vocabulary "
+                          "size, %u: %s",
+                          file->path, (unsigned long long)start + (unsigned)t, token, loader->ids,
+                          changed);
+            token = 0;
+        }
+        if (t < length) tokens[t] = (int32_t)token;
+        if (t > 0) targets[t - 1] = (int32_t)token;
     }
+    if (file_is_lost(&file->map)) atomic_store(&loader->failed, true);
 }
 
 uint64_t dataloader_epoch(const struct dataloader *loader) {
@@ -364,7 +455,7 @@ uint64_t dataloader_epoch(const struct dataloader *loader) {
 }
 
 /* Copies sequence n of part `share` of `shares`. */
-static void sequence_of(const struct dataloader *loader, int share, int shares, uint64_t n,
+static void sequence_of(struct dataloader *loader, int share, int shares, uint64_t n,
                         int32_t *tokens, int32_t *targets) {
     uint64_t T = (uint64_t)loader->T, W = loader->train_windows;
     uint64_t first = W * (uint64_t)share / (uint64_t)shares;
@@ -376,11 +467,10 @@ static void sequence_of(const struct dataloader *loader, int share, int shares, 
     /* If the epoch's shift leaves no room for a file's last window, the window ends at the end
      * of the file. */
     uint64_t start = (window - file->train_before) * T + shift, last = file->count - (T + 1);
-    copy_window(file, start < last ? start : last, loader->T, tokens, targets);
+    copy_window(loader, file, start < last ? start : last, loader->T, tokens, targets);
 }
 
-void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
-                         int32_t *targets) {
+void dataloader_sequence(struct dataloader *loader, uint64_t n, int32_t *tokens, int32_t *targets) {
     sequence_of(loader, 0, 1, n, tokens, targets);
 }
 
@@ -395,8 +485,8 @@ int dataloader_split(struct dataloader *loader, int workers) {
     return 0;
 }
 
-void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int worker,
-                      int workers, int B, int32_t *tokens, int32_t *targets) {
+void dataloader_batch(struct dataloader *loader, uint64_t done, int m, int worker, int workers,
+                      int B, int32_t *tokens, int32_t *targets) {
     const bool own = loader->shares > 1;
     uint64_t n = own ? done / (uint64_t)workers + (uint64_t)m * (uint64_t)B
                      : done + ((uint64_t)m * (uint64_t)workers + (uint64_t)worker) * (uint64_t)B;
@@ -431,14 +521,13 @@ uint64_t dataloader_windows(const struct dataloader *loader) {
     return loader->windows;
 }
 
-int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
-                      int32_t *targets) {
+int dataloader_window(struct dataloader *loader, uint64_t i, int32_t *tokens, int32_t *targets) {
     const struct token_file *file = file_of(loader, i, offsetof(struct token_file, window_before));
     const int most = loader->stride ? loader->T - 1 : loader->T;
     uint64_t step = (uint64_t)(loader->stride ? loader->stride : loader->T);
     uint64_t start = (i - file->window_before) * step, rest = file->count - 1 - start;
     int length = rest < (uint64_t)most ? (int)rest : most;
-    copy_window(file, start, length, tokens, targets);
+    copy_window(loader, file, start, length, tokens, targets);
     return length;
 }
 
@@ -451,7 +540,7 @@ int dataloader_window_skip(const struct dataloader *loader, uint64_t i) {
     return skip > 0 ? skip : 0;
 }
 
-struct dataloader_batch dataloader_window_batch(const struct dataloader *loader, uint64_t *i,
+struct dataloader_batch dataloader_window_batch(struct dataloader *loader, uint64_t *i,
                                                 uint64_t every, uint64_t end, int most,
                                                 int32_t *tokens, int32_t *targets) {
     struct dataloader_batch b = {0, 0, 0};

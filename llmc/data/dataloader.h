@@ -65,7 +65,14 @@ double dataloader_targets_per_byte(const struct dataloader *loader);
 
 /* Checks every token id against a model's vocabulary size. Returns 0, or -1 after reporting the
  * file, the position and the id. */
-int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary);
+int dataloader_check_vocabulary(struct dataloader *loader, int vocabulary);
+
+/* Files must not change while they are open. Returns 0, or -1 if a reader below has found that one did, which
+ * it has reported: an id that the model does not have (it is read as 0), a file that was cut off (zeros), or other
+ * tokens than at the start. Of the latter, readers look at the files that they read, ten times per second. */
+int dataloader_check(const struct dataloader *loader);
+/* The same after looking at all files. */
+int dataloader_check_files(struct dataloader *loader);
 
 /* Path of the tokenizer.model beside the first file, or else of the tokenizer.json, or NULL if
  * there is neither. The loader owns the string. */
@@ -81,8 +88,7 @@ uint64_t dataloader_epoch(const struct dataloader *loader);
 
 /* Sequence n = 0, 1, 2 ... of the run: tokens (T) and targets (T), which are the tokens shifted
  * by one. Needs dataloader_epoch > 0. Cannot fail. Several threads may call it at once. */
-void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
-                         int32_t *targets);
+void dataloader_sequence(struct dataloader *loader, uint64_t n, int32_t *tokens, int32_t *targets);
 
 /* Gives each worker its own windows. Of an epoch's W windows, worker w gets those from floor(w W
  * / workers) up to, but not including, floor((w+1) W / workers). The epoch's shift may move the
@@ -94,8 +100,8 @@ int dataloader_split(struct dataloader *loader, int workers);
  * workers together took in earlier steps; it is all that resuming needs. After
  * dataloader_split, `workers` must be the same as there. Cannot fail. Several threads may call
  * it at once. */
-void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int worker,
-                      int workers, int B, int32_t *tokens, int32_t *targets);
+void dataloader_batch(struct dataloader *loader, uint64_t done, int m, int worker, int workers,
+                      int B, int32_t *tokens, int32_t *targets);
 
 /* ---- validation: every token except a file's first is a target exactly once ----
  * Without a stride, windows lie side by side, each with T tokens and the T that follow them. */
@@ -112,8 +118,7 @@ uint64_t dataloader_windows(const struct dataloader *loader);
 /* Window i = 0 ... dataloader_windows - 1, in the order of the files: tokens and targets (T), of
  * which the first `length` are written. Returns the length: T, or 1 ... T for the last window of
  * a file. Cannot fail. Several threads may call it at once. */
-int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
-                      int32_t *targets);
+int dataloader_window(struct dataloader *loader, uint64_t i, int32_t *tokens, int32_t *targets);
 
 /* Number of window i's first targets that only give context and are not scored; 0 without a
  * stride. */
@@ -127,7 +132,7 @@ struct dataloader_batch {
 /* Reads windows *i, *i + every, ... below `end`, at most `most`, as long as they have the same
  * length and skip, into tokens and targets (B, T) without gaps. Moves *i to the window after them.
  * Needs *i < end. */
-struct dataloader_batch dataloader_window_batch(const struct dataloader *loader, uint64_t *i,
+struct dataloader_batch dataloader_window_batch(struct dataloader *loader, uint64_t *i,
                                                 uint64_t every, uint64_t end, int most,
                                                 int32_t *tokens, int32_t *targets);
 

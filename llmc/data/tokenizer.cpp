@@ -205,8 +205,10 @@ int tokenizer_open(const char *path, struct tokenizer **out) {
         *out = t.release();
         return 0;
     });
-    file_unmap(&map);
-    return status;
+    if (file_unmap(&map) == 0 || status) return status;
+    tokenizer_close(*out);
+    *out = nullptr;
+    return -1;
 }
 
 void tokenizer_close(struct tokenizer *t) {

@@ -93,7 +93,7 @@ static int cut_back(const char *path, int step, int *last) {
                      ? log_error("cannot create '%s': %s", partial, strerror(errno))
                      : 0;
     if (copy_valid(&map, step, file, partial, &prefix, last)) status = -1;
-    file_unmap(&map);
+    if (file_unmap(&map)) status = -1;
     if (!status && fsync(file))
         status = log_error("cannot write '%s' to disk: %s", partial, strerror(errno));
     if (!status && is_at(path, &old) && is_at(partial, &made) && rename(partial, path))

@@ -287,10 +287,9 @@ int config_read(const char *path, struct llama_config *config) {
     else
         status = read_fields(&reader, &result);
     if (status == 0) status = config_check(&result, path);
-    if (status == 0) *config = result;
+    if (status == 0 && !file_is_lost(&map)) *config = result;
     json_decref(root);
-    file_unmap(&map);
-    return status;
+    return file_unmap(&map) ? -1 : status;
 }
 
 /* ---- writing ---------------------------------------------------------------------------- */

@@ -17,7 +17,7 @@ struct position { /* how far a worker has come */
 
 struct work {
     const struct evaluate_model *m;
-    const struct dataloader *val;
+    struct dataloader *val;
     const float *fresh; /* the model */
     int passes;
     uint64_t windows;
@@ -27,8 +27,9 @@ struct work {
 
 struct news { /* what workers tell each other after each part */
     double loss[2], tokens;
-    double seconds;        /* that the part took */
-    int32_t stop, unready; /* a signal asks to stop; windows are left */
+    double seconds; /* that the part took */
+    int32_t stop, failed,
+        unready; /* a signal asks to stop; the data have changed; windows are left */
 };
 
 /* Sum of the losses (B, T) without the first `skip` of each window. */
@@ -64,8 +65,8 @@ static void worker_evaluates(void *context, struct worker *w, int set) {
     }
 }
 
-/* Sums what all workers have so far. *seconds: what the slowest rank's part took. Returns 0; -1 after
- * reporting; or 1 if windows are left. */
+/* Sums what all workers have so far. sum->seconds: what this rank's part took; then the slowest rank's.
+ * Returns 0, or -1 after reporting. */
 static int gather(const struct work *work, struct news *mine, struct news *all, struct news *sum) {
     struct data_parallel *d = work->m->dp;
     for (int w = 0; w < d->local; w++) {
@@ -74,17 +75,19 @@ static int gather(const struct work *work, struct news *mine, struct news *all, 
                                 at->tokens,
                                 sum->seconds,
                                 stop_signal_seen() != 0,
+                                dataloader_check(work->val) != 0,
                                 at->pass < work->passes};
     }
-    *sum = (struct news){{0, 0}, 0, 0, 0, 0};
+    *sum = (struct news){{0, 0}, 0, 0, 0, 0, 0};
     if (lossynet_all_gather(d->comm, mine, all, sizeof *mine)) return -1;
     for (int w = 0; w < d->workers; w++) {
         sum->loss[0] += all[w].loss[0], sum->loss[1] += all[w].loss[1];
         sum->tokens += all[w].tokens;
         sum->seconds = fmax(sum->seconds, all[w].seconds);
-        sum->stop |= all[w].stop, sum->unready |= all[w].unready;
+        sum->stop |= all[w].stop, sum->failed |= all[w].failed;
+        sum->unready |= all[w].unready;
     }
-    return 0;
+    return sum->failed ? -1 : 0;
 }
 
 /* Ranks meet about once per second, and learn whether one of them was asked to stop. */
@@ -103,8 +106,8 @@ static int evaluate_parts(struct work *work, struct news *mine, struct news *all
     }
 }
 
-int evaluate_perplexity(const struct evaluate_model *m, const struct dataloader *val,
-                        int steps_done, struct eval_metrics *out) {
+int evaluate_perplexity(const struct evaluate_model *m, struct dataloader *val, int steps_done,
+                        struct eval_metrics *out) {
     struct data_parallel *d = m->dp;
     struct work work = {.m = m,
                         .val = val,
@@ -117,6 +120,7 @@ int evaluate_perplexity(const struct evaluate_model *m, const struct dataloader 
     int status = news && work.at ? 0 : log_out_of_memory("losses", 0);
     if (!status) status = data_parallel_model(d, &work.fresh);
     if (!status) status = evaluate_parts(&work, news, news + d->local, &sum);
+    if (!status) status = dataloader_check_files(val);
     free(work.at);
     free(news);
     if (status) return status;

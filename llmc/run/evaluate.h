@@ -29,8 +29,8 @@ struct evaluate_model {
  * are equal, once with its own replica. Collective. Returns 0; -1 after reporting; or, about a second
  * after a signal asked any rank to stop (stop_signal.h), EVALUATE_STOPPED, and *out is not set. */
 enum { EVALUATE_STOPPED = 1 };
-int evaluate_perplexity(const struct evaluate_model *m, const struct dataloader *val,
-                        int steps_done, struct eval_metrics *out);
+int evaluate_perplexity(const struct evaluate_model *m, struct dataloader *val, int steps_done,
+                        struct eval_metrics *out);
 
 /* Answers all questions with the first worker's parameters. Returns 0, or -1 after reporting. */
 int evaluate_choices(const struct evaluate_model *m, const struct choices *choices,

@@ -3,7 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -66,6 +71,84 @@ int file_make_directory(const char *path) {
     return 0;
 }
 
+/* ---- maps -------------------------------------------------------------------------------- */
+
+/* The maps in use, for the handler of SIGBUS. An entry is never freed, since a handler may look at it. */
+struct entry {
+    struct entry *next;
+    const char *_Atomic data; /* NULL: not in use */
+    size_t bytes;
+    char *path;
+    atomic_bool lost;
+};
+
+static struct entry *_Atomic entries;
+static atomic_int losses; /* since the start */
+static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
+static struct sigaction before; /* what SIGBUS did */
+
+static struct entry *entry_of(const void *address) {
+    for (struct entry *e = atomic_load(&entries); e; e = e->next) {
+        const char *data = atomic_load(&e->data);
+        if (data && (const char *)address >= data && (const char *)address < data + e->bytes)
+            return e;
+    }
+    return NULL;
+}
+
+/* Puts zeros in the place of the rest of a file that has become shorter, or whose disk fails. */
+static void replace_lost(int number, siginfo_t *info, void *context) {
+    const int error = errno;
+    struct entry *e = entry_of(info->si_addr);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    (void)context;
+    if (e) {
+        const char *from = (const char *)((uintptr_t)info->si_addr / page * page);
+        const size_t bytes = (size_t)(atomic_load(&e->data) + e->bytes - from);
+        if (!atomic_exchange(&e->lost, true)) {
+            atomic_fetch_add(&losses, 1);
+            log_error(
+                "'%s' has become shorter while it is read, or its disk fails: expected %zu bytes "
+                "that nobody changes; replace a file by renaming another one to its name",
+                e->path, e->bytes);
+        }
+        if (mmap((void *)from, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+            MAP_FAILED)
+            e = NULL;
+    }
+    if (!e) sigaction(number, &before, NULL); /* the access is made again */
+    errno = error;
+}
+
+/* Again with each map, since a library (MPI) may have set its own handler meanwhile. */
+static void handle_losses(void) {
+    struct sigaction action = {.sa_sigaction = replace_lost, .sa_flags = SA_SIGINFO | SA_RESTART},
+                     now;
+    if (sigaction(SIGBUS, NULL, &now) || now.sa_sigaction == replace_lost) return;
+    before = now;
+    sigaction(SIGBUS, &action, NULL);
+}
+
+static int add_entry(const char *path, void *data, size_t bytes) {
+    pthread_mutex_lock(&adding);
+    handle_losses();
+    struct entry *e = atomic_load(&entries);
+    while (e && atomic_load(&e->data)) e = e->next;
+    char *copy = strdup(path);
+    struct entry *new = e || !copy ? NULL : (struct entry *)calloc(1, sizeof *new);
+    struct entry *taken = e ? e : new;
+    if (copy && taken) {
+        taken->path = copy, taken->bytes = bytes;
+        atomic_store(&taken->lost, false);
+        atomic_store(&taken->data, data);
+        if (new) new->next = atomic_load(&entries), atomic_store(&entries, new);
+    }
+    pthread_mutex_unlock(&adding);
+    if (copy && taken) return 0;
+    free(copy);
+    return log_error("cannot map '%s': out of memory", path);
+}
+
 int file_map(const char *path, struct file_map *map) {
     *map = (struct file_map){NULL, 0};
     size_t bytes = 0;
@@ -76,17 +159,36 @@ int file_map(const char *path, struct file_map *map) {
         void *data = mmap(NULL, bytes, PROT_READ, MAP_SHARED, descriptor, 0);
         if (data == MAP_FAILED)
             status = log_error("cannot map '%s' (%zu bytes): %s", path, bytes, strerror(errno));
-        else
+        else if (!(status = add_entry(path, data, bytes)))
             *map = (struct file_map){data, bytes};
+        else
+            munmap(data, bytes);
     }
     close(descriptor);
     return status;
 }
 
-void file_unmap(struct file_map *map) {
-    if (map->data) munmap((void *)map->data, map->bytes);
-    *map = (struct file_map){NULL, 0};
+bool file_is_lost(const struct file_map *map) {
+    if (!atomic_load(&losses) || !map->data) return false;
+    const struct entry *e = entry_of(map->data);
+    return e && atomic_load(&e->lost);
 }
+
+int file_unmap(struct file_map *map) {
+    struct entry *e = map->data ? entry_of(map->data) : NULL;
+    const bool lost = file_is_lost(map);
+    if (e) {
+        pthread_mutex_lock(&adding);
+        free(e->path);
+        atomic_store(&e->data, NULL);
+        pthread_mutex_unlock(&adding);
+        munmap((void *)map->data, map->bytes);
+    }
+    *map = (struct file_map){NULL, 0};
+    return lost ? -1 : 0;
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
 
 int file_create(const char *path) {
     int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -129,10 +231,16 @@ int file_write_text(const char *path, const char *text) {
 }
 
 int file_copy(const char *from, const char *to) {
-    struct file_map map;
-    if (file_map(from, &map) != 0) return -1;
-    const int status = file_write_bytes(to, map.data, map.bytes);
-    file_unmap(&map);
+    char part[1 << 16];
+    size_t bytes;
+    const int in = open_regular(from, &bytes), out = in < 0 ? -1 : file_create(to);
+    ssize_t got = 0;
+    int status = out < 0 ? -1 : 0;
+    while (!status && (got = read(in, part, sizeof part)) > 0)
+        status = file_write(out, part, (size_t)got, to);
+    if (got < 0) status = log_error("cannot read '%s': %s", from, strerror(errno));
+    if (in >= 0) close(in);
+    if (out >= 0 && file_finish(out, to)) status = -1;
     return status;
 }
 

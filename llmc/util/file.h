@@ -28,9 +28,13 @@ struct file_map {
     size_t bytes;
 };
 
-/* Maps a regular file. Returns 0, or -1 after reporting; *map is then empty. */
+/* Maps a regular file. Returns 0, or -1 after reporting; *map is then empty. If somebody cuts the file off
+ * while it is mapped, or its disk fails, what is missing reads as zeros (else SIGBUS would end the
+ * program), and it is reported at once. Whoever uses the bytes asks file_is_lost or file_unmap then. */
 int file_map(const char *path, struct file_map *map);
-void file_unmap(struct file_map *map); /* an empty map is fine; *map is empty afterwards */
+bool file_is_lost(const struct file_map *map);
+/* An empty map is fine; *map is empty afterwards. Returns 0, or -1 if the file was lost. */
+int file_unmap(struct file_map *map);
 
 /* Creates or empties a file for writing. Returns the descriptor, or -1 after reporting. */
 int file_create(const char *path);

@@ -252,7 +252,7 @@ static void test_tokenizer_beside(void **state) {
 enum { T = 5 };
 
 /* Sequence n's start, after checking that it is T+1 consecutive tokens. */
-static int start_of(const struct dataloader *loader, uint64_t n) {
+static int start_of(struct dataloader *loader, uint64_t n) {
     int32_t tokens[T], targets[T];
     memset(tokens, -1, sizeof tokens);
     dataloader_sequence(loader, n, tokens, targets);
@@ -303,7 +303,7 @@ static void test_epochs_are_permutations(void **state) {
 }
 
 /* How many of two epochs' windows are at the same place in the order. */
-static int agreements(const struct dataloader *a, uint64_t epoch_a, const struct dataloader *b,
+static int agreements(struct dataloader *a, uint64_t epoch_a, struct dataloader *b,
                       uint64_t epoch_b) {
     uint64_t windows = dataloader_epoch(a);
     int same = 0;
@@ -372,8 +372,8 @@ static void test_many_files(void **state) {
 }
 
 /* Windows of one worker's batches in a step: starts, in the order of `starts` [B * M]. */
-static void batch_starts(const struct dataloader *loader, uint64_t done, int worker, int workers,
-                         int B, int M, int *starts) {
+static void batch_starts(struct dataloader *loader, uint64_t done, int worker, int workers, int B,
+                         int M, int *starts) {
     int32_t tokens[8 * T], targets[8 * T];
     assert_true(B <= 8);
     for (int m = 0; m < M; m++) {

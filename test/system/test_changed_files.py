@@ -1,0 +1,135 @@
+"""Tests runs whose files change while they are read: nothing wrong comes out of them with exit code 0."""
+import os
+import signal
+
+import pytest
+
+from program import TIMEOUT, events, markov_tokens, run, succeed, write_tokens
+from test_resume import (VOCABULARY, checkpoint, children, data, one_line,  # pylint: disable=unused-import
+                         settings, start, steps_done, wait_for)
+
+pytestmark = [pytest.mark.spread, pytest.mark.takes(20)]
+
+HEADER = 1024
+
+
+@pytest.fixture(name="train")
+def make_train(tmp_path):
+    path = tmp_path / "train.bin"
+    write_tokens(path, markov_tokens(20_000, VOCABULARY, 1), VOCABULARY)
+    return path
+
+
+def overwrite(path, content, at=HEADER):
+    """In place, as cp and rsync --inplace do."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def cut(path):
+    os.truncate(path, 0)
+
+
+def ids_of_another_vocabulary(path):
+    overwrite(path, b"\xa0\x0f" * 20_000)
+
+
+def other_text(path):
+    overwrite(path, bytes(2 * 20_000))
+
+
+def one_token(path):
+    """Far from the tokens that are read, perhaps."""
+    overwrite(path, b"\x00\x00" if path.read_bytes()[30_000:30_002] != b"\x00\x00" else b"\x01\x00", at=30_000)
+
+
+def said_by(process):
+    """The only line that a run has reported before it ended with exit code 1."""
+    _, errors = process.communicate(timeout=TIMEOUT)
+    lines = [line for line in errors.splitlines() if line.startswith("train_llama2: ")]
+    assert process.returncode == 1 and len(lines) == 1, errors
+    return lines[0]
+
+
+@pytest.mark.parametrize("change, said", [
+    (cut, "has become shorter while it is read"),
+    (ids_of_another_vocabulary, "the file has changed since the run began"),
+    (other_text, "the file has changed since the run began"),
+    (one_token, "the file has changed since the run began")])
+def test_training_data_that_change(data, train, tmp_path, change, said):
+    out = tmp_path / "out"
+    process = start(*settings(data, out, train=train, val=None, steps=1_000_000, save_every=5, keep=1))
+    wait_for(lambda: steps_done(out) >= 6, process, "step 6")
+    change(train)
+    line = said_by(process)
+    assert f"'{train}'" in line and said in line
+    assert not list(out.glob("*.partial")) and not events(out / "log.jsonl", "end")
+
+
+def test_all_ranks_end(data, train, tmp_path):
+    out = tmp_path / "out"
+    process = start(*settings(data, out, train=train, val=None, steps=1_000_000, save_every=0), ranks=2)
+    wait_for(lambda: steps_done(out) >= 2, process, "step 2")
+    cut(train)
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1 and "has become shorter while it is read" in errors
+    assert not list(out.glob("checkpoint*"))
+
+
+def test_a_change_before_the_last_checkpoint(data, train, tmp_path):
+    """It is found although no step follows."""
+    out = tmp_path / "out"
+    process = start(*settings(data, out, train=train, val=None, steps=1_000_000, save_every=0))
+    wait_for(lambda: steps_done(out) >= 2, process, "step 2")
+    process.send_signal(signal.SIGSTOP)
+    one_token(train)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    assert "the file has changed" in said_by(process)
+    assert not list(out.glob("checkpoint*"))
+
+
+def touch(path):
+    os.utime(path)
+
+
+def same_bytes(path):
+    overwrite(path, path.read_bytes()[HEADER:])
+
+
+def another_file_of_that_name(path):
+    other = path.with_name("other")
+    other.write_bytes(b"no token file")
+    other.rename(path)
+
+
+@pytest.mark.parametrize("change", [touch, same_bytes, another_file_of_that_name, os.unlink])
+def test_what_is_no_change(data, train, tmp_path, change):
+    """The run reads the file that it has opened."""
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    common = dict(train=train, val=None, steps=20, save_every=0)
+    succeed(*settings(data, whole, **common))
+    process = start(*settings(data, out, **common))
+    wait_for(lambda: steps_done(out) >= 2, process, "step 2")
+    change(train)
+    output, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0 and not errors, output + errors
+    assert [e["loss"] for e in events(out / "log.jsonl", "step")] == [
+        e["loss"] for e in events(whole / "log.jsonl", "step")]
+
+
+@pytest.mark.parametrize("change", [cut, ids_of_another_vocabulary])
+def test_validation_data_that_change(data, tmp_path, change):
+    """--eval prints no perplexity then."""
+    val = tmp_path / "val.bin"
+    write_tokens(val, markov_tokens(1000, VOCABULARY, 2).repeat(20), VOCABULARY)
+    succeed(*settings(data, tmp_path / "out", steps=1, val=None))
+    process = start("--eval", f"--model={checkpoint(tmp_path / 'out', 1)}", f"--val={val}", "--seq=32",
+                    "--stride=1", f"--log={tmp_path / 'log'}")
+    wait_for(lambda: (tmp_path / "log").exists() and (tmp_path / "log").stat().st_size > 0, process, "log")
+    process.send_signal(signal.SIGSTOP)
+    change(val)
+    process.send_signal(signal.SIGCONT)
+    assert f"'{val}'" in said_by(process)
+    assert not events(tmp_path / "log", "eval")
