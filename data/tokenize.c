@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <omp.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,6 +111,7 @@ struct job {
     struct inputs inputs;
     struct token_writer outputs[2];
     uint64_t done;          /* bytes of text */
+    uint64_t separators;    /* lines that are one */
     uint64_t before, split; /* bytes of inputs before this one; bytes before the validation text */
     double start;
     struct piece pieces[BATCH_PIECES];
@@ -228,11 +230,31 @@ static int add_input(struct job *job, const char *path) {
         const char *after;
         const char *stop = find_separator(text, end, job->settings->separator, &after);
         if (split_document(job, input, text, (size_t)(stop - text)) != 0) return -1;
+        job->separators += stop < after;
         job->done += (uint64_t)(after - stop);
         text = after;
     }
     job->before += map->bytes;
     return 0;
+}
+
+/* A separator that is on no line makes each input one document, which nobody asks for with --separator. */
+static int check_separator(const struct job *job) {
+    const char *separator = job->settings->separator;
+    size_t within = 0, length = separator ? strlen(separator) : 0;
+    if (!separator || job->separators) return 0;
+    for (size_t i = 0; length && i < job->inputs.count; i++) {
+        struct file_map map;
+        if (file_map(job->inputs.list[i].path, &map)) return -1;
+        const char *at = (const char *)map.data, *end = at + map.bytes;
+        while (at && (at = (const char *)memmem(at, (size_t)(end - at), separator, length)))
+            at += length, within++;
+        if (file_unmap(&map)) return -1;
+    }
+    return log_error(
+        "--separator '%.200s' is no line of the input (it is %zu times within a line): expected a "
+        "line of its own between documents; without --separator each input is one document",
+        separator, within);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
@@ -330,6 +352,7 @@ static int tokenize(const struct settings *s) {
     for (size_t i = 0; i < job->inputs.count && status == 0; i++)
         status = add_input(job, job->inputs.list[i].path);
     if (status == 0) status = flush_and_unmap(job);
+    if (status == 0) status = check_separator(job);
     if (status == 0) status = finish(job);
     for (int i = 0; i < job->map_count; i++) file_unmap(&job->maps[i]);
     for (int i = 0; i < 2 && status != 0; i++) token_writer_discard(&job->outputs[i]);
@@ -454,6 +477,7 @@ static int parse(int argc, char **argv, struct settings *s) {
 
 int main(int argc, char **argv) {
     log_program = "tokenize";
+    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error of the write */
     struct settings settings = {.val_fraction = -1};
     settings.inputs = (const char **)calloc((size_t)argc + 1, sizeof *settings.inputs);
     if (!settings.inputs) return EXIT_FAILURE;

@@ -123,7 +123,7 @@ def load(path, bos):
 
 def documents(inputs, separator):
     """Yields (position of the document in all inputs, document, whether it is its input's last), in bytes."""
-    before = 0
+    before, separators, within = 0, 0, 0
     for name in inputs:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
             if separator is None:
@@ -135,11 +135,17 @@ def documents(inputs, separator):
             for line in file:
                 before += len(line)
                 if line.rstrip(b"\n").removesuffix(b"\r") == separator:
+                    separators += 1
                     yield start, b"".join(lines)
                     lines, start = [], before
                 else:
+                    within += line.count(separator) if separator else 0
                     lines.append(line)
             yield start, b"".join(lines)
+    if separator is not None and not separators:
+        raise Failure(f"--separator {separator.decode()!r} is no line of the input (it is {within} times within a "
+                      "line): expected a line of its own between documents; without --separator each input is one "
+                      "document")
 
 
 def parts(inputs, separator, split):

@@ -2,6 +2,7 @@
 import os
 import random
 import re
+import resource
 import struct
 import subprocess
 
@@ -237,3 +238,22 @@ def test_the_program_reads_what_tokenize_writes(model, tmp_path):
     tokenize(model, "--train", "t.bin", "--shard-tokens", 4000, "text", cwd=tmp_path)
     done = run("--model", "260K", "--train", tmp_path / "t_*.bin", "--seq", 64, "--steps", 1)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_separator_that_is_no_line(model, tmp_path):
+    """It would make one document of all."""
+    write(tmp_path / "text", "one--two--\nthree\n-- \nfour\n")
+    write(tmp_path / "more", "five\n")
+    said = tokenize(model, "--train", "t.bin", "--separator=--", "text", "more", cwd=tmp_path, expect=1)
+    assert "--separator '--' is no line of the input (it is 3 times within a line)" in said
+    assert not list(tmp_path.glob("t.bin*"))
+    write(tmp_path / "more", "five\n--")
+    tokenize(model, "--train", "t.bin", "--separator=--", "text", "more", cwd=tmp_path)
+    assert tokens(tmp_path / "t.bin")[0].count(1) == 2
+
+
+def test_a_limit_on_the_size_of_files(model, tmp_path):
+    write(tmp_path / "text", "a few words\n" * 1000)
+    said = tokenize(model, "--train", "t.bin", "text", cwd=tmp_path, expect=1,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)))
+    assert "t.bin.partial': File too large" in said and not list(tmp_path.glob("t.bin*"))

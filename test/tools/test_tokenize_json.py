@@ -163,3 +163,12 @@ def test_fetch_streams_into_it(environment, tmp_path, server):
     save_tokenizer(tokenizer, 300)
     assert "token files of another tokenizer" in fetch(server, "c4", tmp_path / "out", "--tokenizer", tokenizer,
                                                        expect=1)
+
+
+def test_a_separator_that_is_no_line(environment, tmp_path):
+    tokenizer = save_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "text").write_bytes(b"one==two==\nthree\n== \n")
+    said = tokenize(environment, "--tokenizer", tokenizer, "--train", tmp_path / "t.bin", "--separator", "==",
+                    "--input", tmp_path / "text", expect=1)
+    assert "--separator '==' is no line of the input (it is 3 times within a line)" in said
+    assert not list(tmp_path.glob("t.bin*"))
