@@ -85,7 +85,9 @@ override CPPFLAGS += -Idev/bare
 WARNINGS += -Wno-maybe-uninitialized
 TOKENIZER := dev/bare/bare
 else
-override LDLIBS += -ljansson -lxxhash -lsentencepiece
+# Since SentencePiece 0.2.1 its headers call Abseil.
+override LDLIBS += -ljansson -lxxhash -lsentencepiece $(shell pkg-config --exists 'sentencepiece >= 0.2.1' 2>/dev/null && \
+          pkg-config --libs absl_status 2>/dev/null)
 CMOCKA := -lcmocka
 TOKENIZER := llmc/data/tokenizer
 endif

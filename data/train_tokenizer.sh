@@ -28,9 +28,9 @@ spm_train --input="$(basename "$1")" --model_prefix=tokenizer --model_type=bpe \
     --vocab_size="$2" --byte_fallback=true --character_coverage=1.0 \
     --split_digits=true --allow_whitespace_only_pieces=true --remove_extra_whitespaces=false \
     --normalization_rule_name=identity --add_dummy_prefix=true --max_sentence_length=65536 \
-    --unk_id=0 --bos_id=1 --eos_id=2 --pad_id=-1 --num_threads=2 --minloglevel=2 \
+    --unk_id=0 --bos_id=1 --eos_id=2 --pad_id=-1 --num_threads=2 \
     --input_sentence_size=200000 --shuffle_input_sentence=false \
     >"$log" 2>&1 || {
-    cat "$log" >&2
+    tail -n 3 "$log" >&2
     fail "spm_train failed with a vocabulary of $2"
 }

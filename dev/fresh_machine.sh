@@ -57,10 +57,10 @@ bare() {
     local packed=$FRESH/$1.tar suite
     [ -z "$(find "$packed" -mtime -7 2>/dev/null)" ] || return 0
     case $1 in 12) suite=bookworm ;; 13) suite=trixie ;; *) suite=testing ;; esac
-    mmdebstrap --variant=minbase --include=git,make,ca-certificates,sudo "$suite" "$packed.new" \
+    mmdebstrap --variant=minbase --include=git,make,ca-certificates,sudo "$suite" "$FRESH/new.tar" \
         "deb [check-valid-until=no] $mirror $suite main" >"$FRESH/$1.made.log" 2>&1 ||
         cannot "mmdebstrap $suite failed, see $FRESH/$1.made.log: $(grep '^E:' "$FRESH/$1.made.log" | head -n 1)"
-    mv "$packed.new" "$packed"
+    mv "$FRESH/new.tar" "$packed"
 }
 
 # unpack RELEASE CALLER: sets machine to a folder with the unpacked machine and a clone of the last commit

@@ -36,8 +36,8 @@ def write_tokenizer(folder):
         " ".join(draw.choices(WORDS, k=9)) + ".\n" for _ in range(400)))
     subprocess.run(["spm_train", "--input=text.txt", "--model_prefix=tokenizer", "--model_type=bpe",
                     "--vocab_size=97", "--normalization_rule_name=identity", "--remove_extra_whitespaces=false",
-                    "--unk_id=0", "--bos_id=1", "--eos_id=2", "--pad_id=-1", "--minloglevel=2"],
-                   cwd=folder, check=True)
+                    "--unk_id=0", "--bos_id=1", "--eos_id=2", "--pad_id=-1"],
+                   cwd=folder, check=True, capture_output=True)
 
 
 def questions(count=10):

@@ -13,7 +13,7 @@ def data(tmp_path_factory):
     text = "".join(f"The {c}at sat on the mat {i} times .\n" for i in range(300) for c in "bchrs")
     (folder / "text").write_text(text, encoding="utf-8")
     subprocess.run(["spm_train", "--input=text", "--model_prefix=tokenizer", "--model_type=bpe",
-                    "--vocab_size=300", "--byte_fallback=true", "--minloglevel=2", "--unk_id=0",
+                    "--vocab_size=300", "--byte_fallback=true", "--unk_id=0",
                     "--bos_id=1", "--eos_id=2", "--pad_id=-1"], cwd=folder, check=True,
                    capture_output=True)
     subprocess.run([str(BUILD / "tokenize"), "--tokenizer", "tokenizer.model", "--train", "t.bin",

@@ -105,7 +105,7 @@ def trained(tmp_path_factory):
     text = "".join(f"In {i} the river rose and {i % 7} boats left the town .\n" for i in range(300))
     (folder / "text.txt").write_text(text, encoding="utf-8")
     subprocess.run(["spm_train", "--input=text.txt", "--model_prefix=tokenizer", "--model_type=bpe",
-                    "--vocab_size=330", "--byte_fallback=true", "--minloglevel=2",
+                    "--vocab_size=330", "--byte_fallback=true",
                     "--unk_id=0", "--bos_id=1", "--eos_id=2", "--pad_id=-1"], cwd=folder,
                    check=True, capture_output=True)
     subprocess.run([str(BUILD / "tokenize"), "--tokenizer", "tokenizer.model", "--train", "t.bin",

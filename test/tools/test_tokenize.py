@@ -35,8 +35,8 @@ def model(tmp_path_factory):
                     "--vocab_size=600", "--byte_fallback=true", "--character_coverage=1.0",
                     "--split_digits=true", "--allow_whitespace_only_pieces=true",
                     "--remove_extra_whitespaces=false", "--normalization_rule_name=identity",
-                    "--unk_id=0", "--bos_id=1", "--eos_id=2", "--pad_id=-1", "--num_threads=1",
-                    "--minloglevel=2"], cwd=folder, check=True, capture_output=True)
+                    "--unk_id=0", "--bos_id=1", "--eos_id=2", "--pad_id=-1", "--num_threads=1"],
+                   cwd=folder, check=True, capture_output=True)
     return folder / "tokenizer.model"
 
 
