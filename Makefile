@@ -244,4 +244,4 @@ clean:
 .SECONDARY:
 # A copy of some of the sources builds what it has.
 -include lossynet/library.mk scripts/install.mk dev/dev.mk
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) -type f -name '*.d' 2>/dev/null)

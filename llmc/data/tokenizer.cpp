@@ -105,9 +105,13 @@ int check_id(const tokenizer &t, int32_t id) {
                      t.processor.GetPieceSize() - 1);
 }
 
+// SentencePiece 0.2.2 would rather be given an absl::Span, which older versions do not know.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 std::string decode(const tokenizer &t, const ids_t &ids) {
     std::string text;
     auto status = t.processor.Decode(ids, &text);
+#pragma GCC diagnostic pop
     if (!status.ok()) throw std::runtime_error(status.ToString());
     return text;
 }
