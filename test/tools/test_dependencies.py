@@ -103,3 +103,28 @@ def test_what_tests_use_is_installed_for_them(purpose):
     missing = [f"{name}, which {users[name].relative_to(ROOT)} uses; it is of package {package.get(place)}"
                for name, place in sorted(places.items()) if place and package.get(place) not in has]
     assert not missing, "\n".join([f"scripts/dependencies.sh {purpose} does not install:", *missing])
+
+
+def test_packages_of_other_systems(tmp_path):
+    """Other processors have other packages, and without apt-get what to install is said."""
+    for name in "cat", "cut", "sed", "sort":
+        (tmp_path / name).symlink_to(shutil.which(name))
+    (tmp_path / "uname").write_text("#!/bin/sh\necho aarch64\n")
+    (tmp_path / "uname").chmod(0o755)
+    done = subprocess.run(["/bin/sh", "scripts/dependencies.sh", "build"], cwd=ROOT, env={"PATH": str(tmp_path)},
+                          text=True, capture_output=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("No apt-get here."), done
+    assert "  libopenblas-dev\n" in done.stdout and "libdnnl-dev" not in done.stdout and "ns3" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments, code, said", [
+    (["14"], 2, "got '14'; usage: "),
+    (["--as", "nobody"], 2, "--as takes root or user, got 'nobody'"),
+    (["12"], 77, "no bare machine: "),
+])
+def test_bare_machines_that_cannot_be_made(tmp_path, arguments, code, said):
+    for name in "dirname", "id":
+        (tmp_path / name).symlink_to(shutil.which(name))
+    done = subprocess.run(["/bin/bash", "dev/fresh_machine.sh", *arguments], cwd=ROOT, env={"PATH": str(tmp_path)},
+                          text=True, capture_output=True, check=False)
+    assert done.returncode == code and said in done.stderr and len(done.stderr.splitlines()) == 1, done
