@@ -77,6 +77,15 @@ DEVICE = {name: SETTINGS[name] for name in (
     "default", "paper", "lead, carry, repair", "carry", "reliable", "rps", "naive", "bf16",
     "int8, carry, repair", "int4, carry", "dtype bf16", "groups", "late ranks")}
 DEVICE["late ranks"] = {**DEVICE["late ranks"], "carry": 0}  # with carry, vectors must be in host memory
+# Other numbers of workers, in all on one device or on two; a number of ranks is not an option of the program.
+DEVICE |= {
+    "16 workers": {"loss-rate": 0.2, "dtype": "bf16", "workers": 16},
+    "7 workers, groups of 3, carry": {**LEAD, "dtype": "bf16", "workers": 7, "group": 3, "carry": 1,
+                                      "wire-dtype": "int8"},
+    "5 workers, micro-batches": {**LEAD, "dtype": "bf16", "workers": 5, "micro-batches": 3, "repair": 1},
+    "6 workers on two devices": {**LEAD, "dtype": "bf16", "workers": 6, "carry": 1, "wire-dtype": "int6",
+                                 "ranks": 2},
+}
 SETTINGS["dtype bf16"] = {**SETTINGS["dtype bf16"], "seq": 64}  # the CPU's tiles are this long
 CPU_STEPS, DEVICE_STEPS = 4, 3
 
@@ -114,7 +123,7 @@ def of_run(data, out, changes, ranks, device=False):
     common = {"model": "260K", "train": data / "train.bin", "val": data / "val.bin", "workers": workers,
               "batch": 1, "seq": 16, "lr": 3e-3, "seed": 5, "packet-bytes": 512,
               "eval-sequences": 3}
-    more = dict(changes)
+    more = {key: value for key, value in changes.items() if key != "ranks"}
     if more.get("loss-model") == "replay":
         more["loss-model"] = f"replay:{late_ranks(data, workers, common)}"
     if device:
@@ -140,8 +149,9 @@ def toolchain():
 
 
 def device_ranks(name):
-    """The number of ranks of a setting on the device: one, two or four, of four workers."""
-    return (1, 2, 4)[list(DEVICE).index(name) % 3]
+    """The number of ranks of a setting on the device: one, two or four, if there are four workers."""
+    changes = DEVICE[name]
+    return changes.get("ranks", 1) if "workers" in changes else (1, 2, 4)[list(DEVICE).index(name) % 3]
 
 
 def scenario(ranks=0):
