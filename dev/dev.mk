@@ -90,7 +90,7 @@ $(BUILD)/emulated/%.o: %.cpp $(FLAGS)/emulated
 
 # The operator tests run on the CPU backends, on the CUDA backend (a GPU, or emulated), and on the CUDA
 # kernels alone.
-OPERATORS := $(patsubst %,$(BUILD)/test/llmc/operators%.o,_arrays _bits _device _vectors) \
+OPERATORS := $(patsubst %,$(BUILD)/test/llmc/operators%.o,_arrays _bits _device _exchange _vectors) \
              $(BUILD)/test/llmc/operators.o
 $(BUILD)/test/llmc/test_operators: $(OPERATORS)
 $(BUILD)/test/cuda/test_operators_device: $(OPERATORS)

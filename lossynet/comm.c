@@ -4,7 +4,8 @@
  * elements in K packets, holds this memory (plus link buffers and drift samples):
  *
  *     arrival masks    ~ V K bytes           ages         4 V K bytes
- *     weights          those of one shard per thread
+ *     weights          those of one shard per thread; of all packets, if the host cannot access the
+ *                      vectors
  *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, if all
  *                      owners' shards are of equal size; 2 V P with vectors of bf16), outgoing
  *                      masks ~ V K bytes
@@ -26,13 +27,17 @@ static void take_averaging(struct lossynet_comm *comm) {
     struct ln_averaging *averaging = &comm->averaging;
     const size_t groups = (size_t)comm->partition.groups.count;
     const size_t threads = (size_t)comm->resources.threads;
-    COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * groups);
+    const size_t packets = comm->resources.memory.average
+                               ? comm->partition.packets
+                               : threads * comm->partition.largest_shard_packets;
+    COMM_TAKE(comm, averaging->weights, packets * groups);
     if (comm->resources.bf16)
         COMM_TAKE(comm, averaging->senders.bf16, threads * groups);
     else
         COMM_TAKE(comm, averaging->senders.float32, threads * groups);
     COMM_TAKE(comm, averaging->history, (size_t)comm->workers.local);
     COMM_TAKE(comm, averaging->inflation, (size_t)comm->workers.local);
+    COMM_TAKE(comm, comm->resources.keys, (size_t)comm->workers.local);
 }
 
 static void take_stats(struct lossynet_comm *comm) {
@@ -308,6 +313,7 @@ void lossynet_close(struct lossynet_comm *comm) {
     ln_arrivals_close(comm);
     ln_aside_close(comm);
     free(comm->resources.shard);
+    free(comm->resources.keys);
     free(comm->stats.gather_offset);
     free(comm->stats.gathered);
     free(comm->stats.totals);
@@ -349,6 +355,27 @@ bool lossynet_is_partner_of(const struct lossynet_comm *comm, int worker, int ow
 
 size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker) {
     return ln_partition_owned(&comm->partition, worker);
+}
+
+void lossynet_packet_places(const struct lossynet_comm *comm, struct lossynet_packet_place *out) {
+    const struct ln_partition *partition = &comm->partition;
+    for (int owner = 0; owner < partition->workers; owner++) {
+        size_t owned = 0;
+        for (int b = 0; b < partition->buckets; b++) {
+            for (size_t k = 0; k < ln_shard_packets(partition, b, owner); k++, out++) {
+                size_t offset, count;
+                ln_packet_span(partition, b, owner, k, &offset, &count);
+                *out = (struct lossynet_packet_place){offset, owned, (uint32_t)count, owner};
+                owned += count;
+            }
+        }
+    }
+}
+
+int lossynet_partners_of(const struct lossynet_comm *comm, int owner, int32_t *out) {
+    const int groups = comm->partition.groups.count;
+    if (out) memcpy(out, ln_partners(&comm->partition, owner), (size_t)groups * sizeof *out);
+    return groups;
 }
 
 size_t lossynet_packets(const struct lossynet_comm *comm) {

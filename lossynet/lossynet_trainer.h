@@ -65,48 +65,66 @@ bool lossynet_turn(struct lossynet_comm *comm);
 
 /* ---- memory of the caller and of devices ---------------------------------------------- */
 
-/* Functions for vectors in memory that the host cannot access, such as a GPU's. The library then
- * passes vectors only to these functions and to weighted_sum. It may call them from several threads
- * at once.
- *   masked_copy  to[j] = from[j] for j < n where arrived[j / packet] is not 0
- *   masked_round the same, rounded to bfloat16, to nearest even; to may be from. Only with
- *                wire_dtype bf16; else it may be NULL
- *   round_blocks the same, rounded in blocks of 32 to integers of 8, 6 or 4 `bits` with a scale
- *                (elements.c). Rounds at random: the block that begins with element j uses the key
- *                *key + j. key NULL: to nearest. arrived NULL: everything arrived. `packet` is a
- *                multiple of 32. Only with wire_dtype int8, int6 and int4; else it may be NULL
- *   copy         copies within that memory
- *   gather       out[i] = vector[element[i]], i < n; out and element are in the host's memory */
+/* A packet of a vector: where its elements lie. */
+struct lossynet_packet_place {
+    size_t element; /* the first one, in the vector */
+    size_t owned;   /* the same, counted among the elements that the owner owns */
+    uint32_t count;
+    int32_t owner;
+};
+
+/* The K = lossynet_packets() packets of a vector in order of (owner, bucket, packet). The functions
+ * below that are given marks or weights have them in this order. */
+void lossynet_packet_places(const struct lossynet_comm *comm, struct lossynet_packet_place *out);
+/* out[g], g < G: the worker that sends and receives the owner's packets for group g; without groups,
+ * worker g. Returns G. out may be NULL. */
+int lossynet_partners_of(const struct lossynet_comm *comm, int owner, int32_t *out);
+
+/* Functions for the vectors of N workers in memory that the host cannot access, such as a GPU's. The
+ * library then passes vectors only to these functions. One call does the work of a whole phase:
+ * `vectors` are those of all workers, and packets are those of lossynet_packet_places. A worker that
+ * is no partner of an owner (lossynet_is_partner_of) neither sends nor receives its packets. One
+ * thread calls them.
+ *   round     rounds, in each vector, the packets that the worker sends to other owners: with 16
+ *             `bits` to bfloat16, to nearest even; with 8, 6 or 4 in blocks of 32 to integers with a
+ *             scale (elements.c), and then at random: the block that begins with element e of the
+ *             vector of worker v uses the key key[v] + e. key NULL: to nearest
+ *   average   the packets of an owner, in its vector, become the sum over the groups g of
+ *             weight[k * G + g] times the vector of its partner in g, for packet k, in order of g.
+ *             Weight 0: not read
+ *   broadcast copies packet k of its owner to worker v where arrived[v * K + k] is not 0, v being
+ *             another worker, rounded as by `round` (32 bits: not at all). ahead: the owners' values,
+ *             each owner's elements one after another; NULL: their vectors
+ *   copy      copies within that memory
+ *   gather    out[v * n + i] = vectors[v][element[i]], i < n, for all v. `of` not NULL: out[i] =
+ *             vectors[of[i]][element[i]], i < n. out, element and `of` are in the host's memory */
 struct lossynet_memory {
-    void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet);
-    void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet);
-    void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet, int bits, const uint64_t *key);
+    void *context;
+    void (*round)(void *context, float *const *vectors, int bits, const uint64_t *key);
+    void (*average)(void *context, float *const *vectors, const float *weight);
+    void (*broadcast)(void *context, float *const *vectors, const float *const *ahead,
+                      const uint8_t *arrived, int bits);
     void (*copy)(void *to, const void *from, size_t bytes);
-    void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
+    void (*gather)(void *context, float *out, float *const *vectors, const size_t *element,
+                   const int32_t *of, size_t n);
 };
 
 /* The caller's own store of residuals, for example beside vectors on a GPU. A residual is the part
  * of a worker's gradients that was lost. Its elements are bfloat16 (uint16_t); what becomes a
  * residual is computed in float32 and rounded to nearest even. The caller adds the residual, times
- * the share, to a vector before the vector is ready. The library calls these functions for local
- * workers, from several threads at once.
- *   round only with wire_dtype int8, int6 and int4. Rounds n elements from `offset` of a worker's
- *         vector as round_blocks does; the residual becomes what rounding took away. It is called
- *         before keep, once for all elements that others own
- *   keep  sets the residual of such elements: 0 where arrived[j / packet] is not 0, elsewhere the
- *         element. With int8, int6 and int4 it leaves the residual where the packet arrived, and
- *         elsewhere adds the element as it was sent
+ * the share, to a vector before the vector is ready.
+ *   round only with wire_dtype int8, int6 and int4. For each local worker v, rounds the packets that
+ *         it sends to other owners, as struct lossynet_memory's function does with key[v]; the
+ *         residual becomes what rounding took away. It is called before keep, once in a step
+ *   keep  sets the residual of each packet k that local worker v sends to another owner: to 0 where
+ *         arrived[v * K + k] is not 0, elsewhere to the elements. With int8, int6 and int4 it leaves
+ *         the residual where the packet arrived, and elsewhere adds the elements as they were sent
  *   save  copies the residual of all P elements into the host's memory, which need not be aligned
  *   load  copies n elements from `offset` on back; called for one part after another */
 struct lossynet_residuals {
     void *context;
-    void (*round)(void *context, int worker, size_t offset, size_t n, int bits,
-                  const uint64_t *key);
-    void (*keep)(void *context, int worker, size_t offset, size_t n, size_t packet,
-                 const uint8_t *arrived);
+    void (*round)(void *context, int bits, const uint64_t *key);
+    void (*keep)(void *context, const uint8_t *arrived);
     void (*save)(void *context, int worker, void *out);
     void (*load)(void *context, int worker, size_t offset, size_t n, const uint16_t *in);
 };

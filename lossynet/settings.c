@@ -159,12 +159,10 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
                settings->packet_bytes, lossynet_wire_dtype_name((int)settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
-    if (settings->memory && settings->wire_dtype &&
-        !(blocks ? settings->memory->round_blocks != NULL
-                 : settings->memory->masked_round != NULL)) {
-        ln_log("wire dtype %s, vectors outside the host's memory: expected %s",
-               lossynet_wire_dtype_name((int)settings->wire_dtype),
-               blocks ? "round_blocks" : "masked_round");
+    const struct lossynet_memory *memory = settings->memory;
+    if (memory && !(memory->round && memory->average && memory->broadcast && memory->copy &&
+                    memory->gather)) {
+        ln_log("vectors outside the host's memory: expected all functions of lossynet_memory");
         return LOSSYNET_INVALID;
     }
     if (blocks && settings->residuals && !settings->residuals->round) {

@@ -42,6 +42,7 @@ static char name[64] = "emulated", identity[16];
 static size_t limit;                     /* EMULATED_MEMORY: bytes of the device; 0: no limit */
 static size_t used, most;                /* bytes: now, and at the peak */
 static size_t averages, averages_beside; /* EMULATED_AVERAGES */
+static size_t calls;                     /* EMULATED_OPERATIONS: of the backend */
 static int fastest;                      /* EMULATED_FASTEST: the place of the fastest algorithm */
 static struct product_choices choices;
 static void *scratch[SCRATCHES];
@@ -67,6 +68,7 @@ device_scope::device_scope() {
         abort();
     }
     in_scope = true;
+    calls++;
 }
 
 device_scope::~device_scope() {
@@ -107,6 +109,7 @@ static void write_report(void) {
     write_numbers("EMULATED_PEAK", most, cuda_emu::pinned_registered());
     write_numbers("EMULATED_AVERAGES", averages, averages_beside);
     write_numbers("EMULATED_UPLOADS", cuda_emu::pinned_uploaded(), 0);
+    write_numbers("EMULATED_OPERATIONS", cuda_emu::operations_counted(), calls);
 }
 
 static void count_averages(cudaStream_t stream) {
@@ -310,6 +313,7 @@ void *device_scratch_memory(enum device_scratch which, size_t bytes) {
         scratch_bytes[which] = bytes;
     }
     cudaMemsetAsync(scratch[which], 0xff, bytes, device_stream());
+    cuda_emu::count_operations(-1); /* a device does not do this */
     return scratch[which];
 }
 

@@ -10,6 +10,9 @@
  *                            stream that averages, and how often computing was under way then
  *   EMULATED_UPLOADS=FILE    at the end, writes to FILE.<device> how many bytes of pinned memory were
  *                            copied to the device
+ *   EMULATED_OPERATIONS=FILE at the end, writes to FILE.<device> how many operations the streams were
+ *                            given (kernels, copies, clearings; a graph counts as one), and how many
+ *                            calls of the backend there were
  *   EMULATED_FASTEST=PLACE   the fastest of the algorithms that are timed (--tune), on all ranks;
  *                            P,Q,...: on the host's first, second, ... rank
  *   EMULATED_PEERS=none      no process can open another's memory; N: all can except device N's

@@ -99,15 +99,6 @@ static inline cudaError_t cudaHostUnregister(void *p) {
     cuda_emu::pinned_remove(p);
     return cudaSuccess;
 }
-enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost };
-struct cudaPointerAttributes {
-    enum cudaMemoryType type;
-};
-static inline cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes,
-                                                   const void *p) {
-    attributes->type = cuda_emu::is_pinned(p) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
-    return cudaSuccess;
-}
 static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
     cudaDeviceSynchronize();
     cuda_emu::begin_work();
@@ -117,11 +108,6 @@ static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, c
 /* EMULATED_PAGEABLE=1: copies read pageable memory later, too. */
 static inline bool cuda_emu_reads_pageable(void) {
     return getenv("EMULATED_PAGEABLE") != NULL;
-}
-enum cudaDeviceAttr { cudaDevAttrPageableMemoryAccess = 88 };
-static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
-    *value = cuda_emu_reads_pageable();
-    return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
                                           cudaMemcpyKind kind, cudaStream_t stream) {

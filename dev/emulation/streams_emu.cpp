@@ -28,6 +28,7 @@ static enum cuda_emu_streams mode;
 static std::vector<cudaStream_t> streams;
 static std::map<const char *, size_t> pinned;
 static size_t registered, uploaded; /* bytes, in all */
+static size_t operations;
 static bool running;
 static void (*before_work)(void);
 static void (*before_wait)(cudaStream_t);
@@ -115,7 +116,16 @@ void wait_for(cudaStream_t stream) {
         if (!stream || s == stream) run_until(s, s->added);
 }
 
+void count_operations(int more) {
+    operations += (size_t)more;
+}
+
+size_t operations_counted(void) {
+    return operations;
+}
+
 void enqueue(cudaStream_t s, function<void()> run) {
+    operations++;
     if (s) {
         add(s, work{std::move(run), NULL, 0});
     } else {

@@ -54,6 +54,9 @@ void pinned_remove(void *memory);
 bool pinned_register(void *memory, size_t bytes);
 size_t pinned_registered(void); /* bytes, since the start */
 void count_upload(size_t bytes);
+/* Operations that streams were given: kernels, copies, clearings. */
+void count_operations(int more);
+size_t operations_counted(void);
 size_t pinned_uploaded(void); /* bytes of pinned memory that were copied to the device */
 bool is_pinned(const void *memory);
 

@@ -56,8 +56,26 @@ struct adamw_settings {
     float lead; /* in steps, of `ahead` */
 };
 
-/* How keep_lost turns a lost gradient into a residual; see there. */
+/* How exchange_keep turns a lost gradient into a residual; see there. */
 enum backend_lost { LOST_ALONE, LOST_ADDED };
+
+/* A packet of a vector: elements that one worker owns, and which arrive together or not at all. */
+struct backend_packet {
+    size_t element; /* the first one, in the vector */
+    size_t owned;   /* the same, counted among the elements that the owner owns */
+    uint32_t count;
+    int32_t owner;
+};
+
+/* The packets that the workers of a device exchange. packet and takes are in the backend's memory. */
+struct backend_exchange {
+    const struct backend_packet *packet; /* [packets] */
+    const uint8_t *takes;      /* [workers][owners]: 1: the worker sends the owner its packets, and
+                             receives them. 0 for the owner itself */
+    const int32_t *partner;    /* [owners][groups], the host's: see exchange_average */
+    uint32_t packets, longest; /* longest: elements of the longest packet */
+    int workers, owners, groups;
+};
 
 /* See d2h_mark: marks for buckets, and those of losses (llmc/model/activations.h). */
 enum { BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2 };
@@ -248,7 +266,7 @@ struct backend {
     /* out[i] (host) = sum_of_squares of x[i] (n[i]), i < count; the host waits only once */
     void (*sums_of_squares)(double *out, const float *const *x, const size_t *n, int count);
 
-    /* ---- for lossynet; `weight`, `arrived`, `element` and the list of senders are the host's ----
+    /* ---- for lossynet; `weight` and the list of senders are the host's ----
      * out[j] = sum over i of weight[j / packet][i] * sender[i][j], j < n, in order of i.
      * weight (ceil(n / packet), N); weight 0 means "did not arrive": sender[i] is then not read.
      * out may be one of the senders. */
@@ -271,35 +289,40 @@ struct backend {
      * second waits for all of it. The lists of senders and weights may be reused at once. */
     void (*pinned_sums_begin)(void);
     void (*pinned_sums_end)(void);
-    /* to[j] = from[j] for j < n if arrived[j / packet] is not 0; other elements do not change */
-    void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet);
-    /* the same with from[j] rounded to bfloat16, to nearest even; `to` may be `from` */
-    void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet);
-    /* The same with from[j] rounded in blocks of 32, from from[0] on, each with a scale, to
-     * integers of `bits` bits, 8 or 4. Results have the same bits as lossynet's elements.c. The
-     * block that begins with element j is rounded at random with the numbers of *key + j, or to
-     * nearest if key is NULL. arrived NULL: all packets arrived. packet: a multiple of 32. NULL if
-     * not on_device */
-    void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet, int bits, const uint64_t *key);
-    /* Error feedback: the residual of gradients that were lost, with the same bits as lossynet's
-     * error_feedback.c, but for those of a NaN. It is bfloat16; what becomes a residual is computed
-     * in float32 and rounded to nearest even. NULL if not on_device.
+
+    /* ---- the exchange between workers of one device; NULL if not on_device ----
+     * Each call does the work of a phase for all packets and all workers. Results have the same bits
+     * as lossynet's on a CPU, but for those of a NaN. vector[v]: of worker v. The lists of vectors,
+     * keys, weights and marks are the host's.
+     *
+     * exchange_round: rounds, in vector[v], the packets that v takes: with 16 `bits` to bfloat16, to
+     * nearest even; with 8, 6 or 4 in blocks of 32, from the packet's first element on, to integers
+     * with a scale. The block that begins with element e is rounded at random with the numbers of
+     * key[v] + e, or to nearest if key is NULL. error[v] gets what rounding takes away, for elements
+     * of the packets; NULL: nothing is kept
+     * exchange_average: packet k of vector[owner] = sum over g < groups of weight[k * groups + g] *
+     * that of vector[partner[owner * groups + g]], in order of g. Weight 0: not read
+     * exchange_copy: packet k of vector[v], if v takes it and arrived[v * packets + k] is not 0, is
+     * the owner's, rounded as above to nearest; with 32 bits it is not rounded. ahead[o]: where the
+     * elements that o owns lie one after another; NULL: in vector[o]
+     * exchange_keep: residual[v] (bfloat16, rounded to nearest even), for the packets that v takes:
+     * the vector where arrived[v * packets + k] is 0, otherwise 0. With LOST_ADDED, the vector is
+     * added to it where that is 0; otherwise it does not change
      * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the
      * vector may be in pinned memory
-     * keep_error, j < n: rounds vector[j] at random, in place, as round_blocks does; residual[j] is
-     * what this takes away
-     * keep_lost, j < n: residual[j] = vector[j] if arrived[j / packet] is 0; otherwise
-     * residual[j] = 0. With LOST_ADDED, vector[j] is added to residual[j] if arrived[j / packet]
-     * is 0; otherwise residual[j] does not change */
+     * gather: out[v * n + i] (host) = vector[v][element[i]], i < n, v < count. `of` not NULL: out[i]
+     * = vector[of[i]][element[i]], i < n. element and `of` are the host's */
+    void (*exchange_round)(const struct backend_exchange *e, float *const *vector,
+                           uint16_t *const *error, int bits, const uint64_t *key);
+    void (*exchange_average)(const struct backend_exchange *e, float *const *vector,
+                             const float *weight);
+    void (*exchange_copy)(const struct backend_exchange *e, float *const *vector,
+                          const float *const *ahead, const uint8_t *arrived, int bits);
+    void (*exchange_keep)(const struct backend_exchange *e, uint16_t *const *residual,
+                          float *const *vector, const uint8_t *arrived, enum backend_lost how);
     void (*add_residual)(float *vector, const uint16_t *residual, float share, size_t n);
-    void (*keep_error)(uint16_t *residual, float *vector, size_t n, int bits, const uint64_t *key);
-    void (*keep_lost)(uint16_t *residual, const float *vector, const uint8_t *arrived, size_t n,
-                      size_t packet, enum backend_lost how);
-    /* out[i] (host) = vector[element[i]], i < n */
-    void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
+    void (*gather)(float *out, float *const *vector, int count, const size_t *element,
+                   const int32_t *of, size_t n);
 };
 
 /* The CPU backend in this working type, built for the best instruction set that this machine has, or

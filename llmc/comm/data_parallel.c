@@ -51,52 +51,18 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     return attention_choose(d->options, &d->layout->config, batch, seq, d->be, &d->world, tell);
 }
 
-static struct worker *worker_of(const struct data_parallel *d, int id) {
-    return &d->worker[id - d->world.rank * d->local];
-}
-
-/* The functions of struct lossynet_residuals for workers on a device; context: struct
- * data_parallel */
-static void round_residual(void *context, int worker, size_t offset, size_t n, int bits,
-                           const uint64_t *key) {
-    const struct data_parallel *d = context;
-    const struct worker *w = worker_of(d, worker);
-    float *vector = w->grads + offset;
-    if (d->placement.rounds) d->be->round(vector, n); /* its copy is rounded, too */
-    d->be->keep_error(w->residual + offset, vector, n, bits, key);
-}
-
-static void keep_residual(void *context, int worker, size_t offset, size_t n, size_t packet,
-                          const uint8_t *arrived) {
-    const struct data_parallel *d = context;
-    const struct worker *w = worker_of(d, worker);
-    const bool blocks = d->options->net.wire_dtype >= LOSSYNET_INT8; /* then it holds their error */
-    d->be->keep_lost(w->residual + offset, w->grads + offset, arrived, n, packet,
-                     blocks ? LOST_ADDED : LOST_ALONE);
-}
-
-static void save_residual(void *context, int worker, void *out) {
-    const struct data_parallel *d = context;
-    d->be->download(out, worker_of(d, worker)->residual, d->layout->count * sizeof(uint16_t));
-}
-
-static void load_residual(void *context, int worker, size_t offset, size_t n, const uint16_t *in) {
-    const struct data_parallel *d = context;
-    d->be->upload(worker_of(d, worker)->residual + offset, in, n * sizeof *in);
-}
-
 static int open_comm(struct data_parallel *d) {
     const struct backend *be = d->be;
     const struct placement *p = &d->placement;
-    const struct lossynet_memory memory = {.masked_copy = be->masked_copy,
-                                           .masked_round = be->masked_round,
-                                           .round_blocks = be->round_blocks,
-                                           .copy = be->copy,
-                                           .gather = be->gather};
+    const struct exchange exchange = {.be = be,
+                                      .elements = d->layout->count,
+                                      .rounds_first = p->rounds && p->copies_bf16,
+                                      .has_error = d->options->net.wire_dtype >= LOSSYNET_INT8};
+    d->vectors.exchange = exchange;
+    const struct lossynet_memory memory = exchange_memory(&d->vectors.exchange);
+    const struct lossynet_residuals residuals = exchange_residuals(&d->vectors.exchange);
     struct lossynet_settings s =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, be->on_device);
-    const struct lossynet_residuals residuals = {d, round_residual, keep_residual, save_residual,
-                                                 load_residual};
     if (!p->trains) s.error_feedback = false, s.drift_samples = 0;
     if (p->residual) s.residuals = &residuals;
     s.weighted_sum = p->staged ? be->weighted_sum_pinned : be->weighted_sum;
@@ -105,7 +71,10 @@ static int open_comm(struct data_parallel *d) {
         s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
     if (p->staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
     s.memory = be->on_device && !p->staged ? &memory : NULL;
-    return lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
+    if (lossynet_open(&d->world, &s, &d->comm)) return -1;
+    if (!s.memory && !s.residuals) return 0;
+    return exchange_open(&d->vectors.exchange, d->comm, d->world.rank * d->local, d->local,
+                         d->workers);
 }
 
 /* CPU threads: with at least as many groups as threads, each thread computes whole groups. */
@@ -153,7 +122,7 @@ static int give_shards(const struct data_parallel *d) {
 
 static int allocate_workers(struct data_parallel *d) {
     const struct placement *p = &d->placement;
-    d->worker = calloc((size_t)d->local, sizeof *d->worker);
+    d->worker = d->vectors.exchange.worker = calloc((size_t)d->local, sizeof *d->worker);
     d->vectors.params = calloc((size_t)d->local, sizeof *d->vectors.params);
     d->vectors.grads = calloc((size_t)d->local, sizeof *d->vectors.grads);
     d->vectors.ahead = calloc((size_t)d->local, sizeof *d->vectors.ahead);
@@ -236,6 +205,7 @@ void data_parallel_close(struct data_parallel *d) {
         array_release(ARRAY_MODEL, d->vectors.memory, d->vectors.model);
     if (d->be && !mapped) array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights);
     pipeline_close(&d->pipeline);
+    exchange_close(&d->vectors.exchange);
     free(d->worker);
     free(d->vectors.params);
     free(d->vectors.grads);
@@ -376,7 +346,7 @@ static int average(struct data_parallel *d, enum array what, double start) {
 
 /* Each owner has its shards of the averaged gradient. */
 int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
-    enum { MOST = 128 }; /* shards of one call */
+    enum { MOST = 512 }; /* shards of one call */
     const float *shard[MOST];
     size_t count[MOST];
     double sum[MOST];

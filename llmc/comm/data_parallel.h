@@ -26,6 +26,7 @@
 #include "llmc/options/options.h"
 #include "llmc/comm/bucket_pipeline.h"
 #include "llmc/comm/group.h"
+#include "llmc/memory/exchange.h"
 #include "llmc/memory/worker.h"
 #include "llmc/log/metrics.h"
 #include "llmc/memory/placement.h"
@@ -50,6 +51,7 @@ struct data_parallel_vectors {
     float *model;        /* P: the owners' shards put together; N > 1. With masters, a bucket */
     const float **ahead; /* [local], values that owners broadcast instead of theirs (--lead) */
     bool sent_ahead;     /* the last broadcast sent `ahead` */
+    struct exchange exchange; /* in a device's memory */
 };
 
 struct data_parallel_numbers {       /* small numbers that ranks exchange */

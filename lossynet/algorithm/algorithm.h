@@ -132,9 +132,10 @@ struct ln_averaging {
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
     lossynet_weighted_sum_bf16 weighted_sum_bf16;
-    bool whole;                 /* settings.weighted_sum_whole */
-    int done;                   /* buckets of this phase that are averaged already */
-    float *weights;             /* [threads][largest_shard_packets * groups] */
+    bool whole; /* settings.weighted_sum_whole */
+    int done;   /* buckets of this phase that are averaged already */
+    /* [threads][largest_shard_packets * groups]; with memory.average [K * groups] */
+    float *weights;
     union ln_senders senders;   /* [threads][groups] */
     struct ln_history *history; /* [V] */
     double *inflation;          /* [V]: 1/(1-p) for `ht`, this step */
@@ -150,10 +151,8 @@ void ln_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender, const
 /* How a worker's elements from `offset` of its vector on are rounded in the present step. */
 struct ln_rounding ln_rounding_of(const struct lossynet_comm *comm, lossynet_phase phase,
                                   int sender, size_t offset);
-/* For vectors that the host cannot access (settings.memory): to[j] = from[j], rounded, for j < n
- * where the packet arrived. to may be from. */
-void ln_round_there(const struct lossynet_comm *comm, const struct ln_rounding *r, float *to,
-                    const float *from, const uint8_t *arrived, size_t n);
+/* Bits of an element of a phase's packets, as for the functions of struct lossynet_memory. */
+int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase);
 /* Rounds, in local workers' vectors, the elements that other workers of this rank own; or with
  * `remote` those that workers of other ranks own. */
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
@@ -381,6 +380,15 @@ struct ln_model_sample {   /* [samples] each */
     float *offset;         /* fresh less sent */
 };
 
+struct ln_sampled_blocks { /* that samples are in; NULL: values are not rounded in blocks */
+    uint8_t *scale;        /* [V][samples], of an owner's samples */
+    uint8_t *scales;       /* [N][samples] */
+    /* [samples * LOSSYNET_BLOCK], if the host cannot access vectors; else NULL */
+    size_t *element;
+    int32_t *owner;
+    float *value;
+};
+
 struct ln_drift_state {
     int samples;
     uint64_t measured;      /* calls so far */
@@ -391,9 +399,8 @@ struct ln_drift_state {
     struct ln_series fresh; /* the model's values, rounded as packets are */
     struct ln_series sent;  /* what owners sent: the same, but for the lead */
     struct ln_model_sample model;
-    uint64_t led_until;       /* the last number of changes at which `sent` may differ */
-    uint8_t *scale;           /* [V][samples], scales of the blocks of an owner's samples */
-    uint8_t *scales;          /* [N][samples]; both NULL: values are not rounded in blocks */
+    uint64_t led_until; /* the last number of changes at which `sent` may differ */
+    struct ln_sampled_blocks blocks;
     struct ln_ages *ages;     /* [V] */
     struct ln_ages *all_ages; /* [N] */
     double lead;              /* of the broadcast that is measured */
@@ -503,6 +510,7 @@ struct ln_resources {
     struct lossynet_memory memory; /* functions for the vectors' memory; all NULL: the host's */
     bool bf16;                     /* vectors hold bfloat16 */
     struct lossynet_shard *shard;  /* [V * buckets], as the caller gave them; NULL: in vectors */
+    uint64_t *keys;                /* [V], for one call of `round` */
 };
 
 struct lossynet_comm {
@@ -524,6 +532,14 @@ struct lossynet_comm {
 };
 
 #define COMM_TAKE(comm, pointer, count) POOL_TAKE(&(comm)->resources.pool, pointer, count)
+
+/* How many threads work on marks, one for each packet of each link. Where there are few, a region of all
+ * threads takes longer than the marks. */
+static inline int ln_threads_for_marks(const struct lossynet_comm *comm) {
+    enum { FEW = 1000000 };
+    return (size_t)comm->workers.local * comm->partition.packets < FEW ? 1
+                                                                       : comm->resources.threads;
+}
 
 static inline bool ln_is_local(const struct lossynet_comm *comm, int worker) {
     return worker >= comm->workers.first && worker < comm->workers.first + comm->workers.local;

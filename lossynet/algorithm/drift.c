@@ -135,6 +135,22 @@ static void free_series(struct ln_series *series) {
     free(series->change);
 }
 
+static size_t block_of(const struct ln_partition *partition, size_t element, size_t *count,
+                       size_t *shard);
+
+/* Lists the elements of the blocks that samples are in. A shorter block repeats its elements. */
+static void list_blocks(struct lossynet_comm *comm) {
+    struct ln_drift_state *drift = &comm->drift;
+    size_t count, shard, n = 0;
+    for (int i = 0; i < drift->samples; i++) {
+        const size_t block = block_of(&comm->partition, drift->element[i], &count, &shard);
+        for (size_t e = 0; e < LOSSYNET_BLOCK; e++, n++) {
+            drift->blocks.element[n] = block + e % count;
+            drift->blocks.owner[n] = drift->owner[i];
+        }
+    }
+}
+
 void ln_drift_open(struct lossynet_comm *comm, int samples) {
     struct ln_drift_state *drift = &comm->drift;
     if (comm->partition.groups.count == 1) samples = 0;
@@ -154,10 +170,18 @@ void ln_drift_open(struct lossynet_comm *comm, int samples) {
     COMM_TAKE(comm, drift->model.value, n);
     COMM_TAKE(comm, drift->model.change, n);
     if (ln_has_blocks(&comm->partition)) {
-        COMM_TAKE(comm, drift->scale, n * (size_t)comm->workers.local);
-        COMM_TAKE(comm, drift->scales, n * (size_t)comm->workers.count);
+        COMM_TAKE(comm, drift->blocks.scale, n * (size_t)comm->workers.local);
+        COMM_TAKE(comm, drift->blocks.scales, n * (size_t)comm->workers.count);
     }
-    if (!comm->resources.pool.measuring && !comm->resources.pool.out_of_memory) choose(comm);
+    const bool there = ln_has_blocks(&comm->partition) && comm->resources.memory.gather;
+    if (there) {
+        COMM_TAKE(comm, drift->blocks.element, n * LOSSYNET_BLOCK);
+        COMM_TAKE(comm, drift->blocks.owner, n * LOSSYNET_BLOCK);
+        COMM_TAKE(comm, drift->blocks.value, n * LOSSYNET_BLOCK);
+    }
+    if (comm->resources.pool.measuring || comm->resources.pool.out_of_memory) return;
+    choose(comm);
+    if (there) list_blocks(comm);
 }
 
 void ln_drift_close(struct lossynet_comm *comm) {
@@ -170,10 +194,13 @@ void ln_drift_close(struct lossynet_comm *comm) {
     free(comm->drift.model.offset);
     free(comm->drift.model.value);
     free(comm->drift.model.change);
-    free(comm->drift.scale);
-    free(comm->drift.scales);
+    free(comm->drift.blocks.scale);
+    free(comm->drift.blocks.scales);
     free(comm->drift.all_ages);
     free(comm->drift.ages);
+    free(comm->drift.blocks.value);
+    free(comm->drift.blocks.owner);
+    free(comm->drift.blocks.element);
     comm->drift = (struct ln_drift_state){0};
 }
 
@@ -217,26 +244,17 @@ static uint8_t scale_of(const struct lossynet_comm *comm, float *vector, int v, 
                           owned_values(comm, vector, v, shard, block), count);
 }
 
-/* The same for samples from i on, if the host cannot access the vector. Returns where it
- * stopped. */
-static size_t scales_there(const struct lossynet_comm *comm, const float *vector, int v, size_t i,
-                           uint8_t *scale) {
-    enum { SAMPLES = 256, BLOCK = LOSSYNET_BLOCK };
-    size_t sample[SAMPLES], element[SAMPLES * BLOCK], count, shard;
-    float value[SAMPLES * BLOCK];
-    int n = 0;
-    for (; i < (size_t)comm->drift.samples && n < SAMPLES; i++) {
-        if (comm->drift.owner[i] != comm->workers.first + v) continue;
-        const size_t block = block_of(&comm->partition, comm->drift.element[i], &count, &shard);
-        for (size_t e = 0; e < BLOCK; e++) /* repeats elements of a shorter block */
-            element[(size_t)n * BLOCK + e] = block + e % count;
-        sample[n++] = i;
-    }
-    if (n > 0) comm->resources.memory.gather(value, vector, element, (size_t)n * BLOCK);
-    for (int k = 0; k < n; k++)
-        scale[sample[k]] =
-            ln_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER], value + k * BLOCK, BLOCK);
-    return i;
+/* The same for all samples, in vectors that the host cannot access. */
+static void scales_there(const struct lossynet_comm *comm, float *const *vectors) {
+    enum { BLOCK = LOSSYNET_BLOCK };
+    const struct ln_drift_state *drift = &comm->drift;
+    const struct lossynet_memory *memory = &comm->resources.memory;
+    const size_t n = (size_t)drift->samples;
+    memory->gather(memory->context, drift->blocks.value, vectors, drift->blocks.element,
+                   drift->blocks.owner, n * BLOCK);
+    for (size_t i = 0; i < n; i++)
+        drift->blocks.scale[(size_t)drift->owner[i] * n + i] = ln_block_scale(
+            comm->partition.dtype[LOSSYNET_PARAMETER], drift->blocks.value + i * BLOCK, BLOCK);
 }
 
 /* The value of sample i at local worker v. */
@@ -251,33 +269,28 @@ static float value_of(const struct lossynet_comm *comm, float *vector, int v, si
 static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *vectors) {
     struct ln_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
-    for (int v = 0; v < comm->workers.local; v++) {
-        uint8_t *scale = drift->scale + (size_t)v * n;
-        size_t i = 0;
-        while (comm->resources.memory.gather && i < n)
-            i = scales_there(comm, vectors[v], v, i, scale);
-        for (; i < n; i++)
+    if (comm->resources.memory.gather) scales_there(comm, vectors);
+    for (int v = 0; v < comm->workers.local && !comm->resources.memory.gather; v++) {
+        uint8_t *scale = drift->blocks.scale + (size_t)v * n;
+        for (size_t i = 0; i < n; i++)
             if (drift->owner[i] == comm->workers.first + v)
                 scale[i] = scale_of(comm, vectors[v], v, i);
     }
-    return lossynet_all_gather_aside(comm, drift->scale, drift->scales, n);
+    return lossynet_all_gather_aside(comm, drift->blocks.scale, drift->blocks.scales, n);
 }
 
 static lossynet_status gather_values(struct lossynet_comm *comm, float *const *vectors) {
     struct ln_drift_state *drift = &comm->drift;
+    const struct lossynet_memory *memory = &comm->resources.memory;
     size_t n = (size_t)drift->samples;
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
-    for (int v = 0; v < comm->workers.local; v++) {
-        float *mine = drift->mine + (size_t)v * n;
-        if (comm->resources.memory.gather) {
-            comm->resources.memory.gather(mine, vectors[v], drift->element, n);
-            continue;
-        }
-        for (size_t i = 0; i < n; i++) mine[i] = value_of(comm, vectors[v], v, i);
-    }
+    if (memory->gather && n > 0)
+        memory->gather(memory->context, drift->mine, vectors, drift->element, NULL, n);
+    for (int v = 0; v < comm->workers.local && !memory->gather; v++)
+        for (size_t i = 0; i < n; i++)
+            drift->mine[(size_t)v * n + i] = value_of(comm, vectors[v], v, i);
     lossynet_status status =
         lossynet_all_gather_aside(comm, drift->mine, drift->values, n * sizeof(float));
-    return status || !drift->scale ? status : gather_scales(comm, vectors);
+    return status || !drift->blocks.scale ? status : gather_scales(comm, vectors);
 }
 
 /* Stores the model's values and their change, not rounded. Then rounds the values, and those that
@@ -292,14 +305,16 @@ static void keep_model(const struct lossynet_comm *comm) {
         drift->model.value[i] = now;
         drift->sent.now[i] = now + (float)drift->lead * drift->model.change[i];
     }
-    if (drift->scales) { /* only owners' values are not yet rounded */
+    if (drift->blocks.scales) { /* only owners' values are not yet rounded */
         for (size_t i = 0; i < n; i++) {
             const size_t own = (size_t)drift->owner[i] * n + i;
-            drift->values[own] = ln_block_round(dtype, drift->values[own], drift->scales[own]);
+            drift->values[own] =
+                ln_block_round(dtype, drift->values[own], drift->blocks.scales[own]);
             /* with the lead, the block may need a larger scale, at least for this element */
             const uint8_t alone = ln_block_scale(dtype, &drift->sent.now[i], 1);
             drift->sent.now[i] = ln_block_round(
-                dtype, drift->sent.now[i], alone > drift->scales[own] ? alone : drift->scales[own]);
+                dtype, drift->sent.now[i],
+                alone > drift->blocks.scales[own] ? alone : drift->blocks.scales[own]);
         }
     } else if (ln_has_bf16(&comm->partition)) {
         const struct ln_rounding r = {.dtype = dtype};
@@ -424,7 +439,7 @@ static double measure_lag(const struct lossynet_comm *comm) {
 static lossynet_status gather_ages(struct lossynet_comm *comm) {
     struct ln_ages *mine = comm->drift.ages;
     size_t packets = comm->partition.packets;
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         const uint32_t *age = comm->arrivals.age + (size_t)v * packets;
         const int worker = comm->workers.first + v;

@@ -136,31 +136,9 @@ void ln_feedback_settle(bool has_error, bool arrived, uint16_t *residual, const 
         residual[e] = ln_bf16_narrow(ln_bf16_widen(residual[e]) + sent[e]);
 }
 
-/* The same as keep, if the caller keeps the residuals (settings.residuals). */
-static void keep_apart(const struct lossynet_comm *comm, int v) {
-    const struct ln_partition *partition = &comm->partition;
-    const struct lossynet_residuals *apart = &comm->feedback.apart;
-    for (int owner = 0; owner < comm->workers.count; owner++) {
-        size_t n, offset, count;
-        const uint8_t *acked =
-            comm->arrivals.acked[LOSSYNET_GRADIENT] + ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
-        for (int b = 0; n > 0 && b < partition->buckets; b++) {
-            ln_shard_span(partition, owner, b, &offset, &count);
-            if (count)
-                apart->keep(apart->context, comm->workers.first + v, offset, count,
-                            partition->packet_elements, acked);
-            acked += ln_shard_packets(partition, b, owner);
-        }
-    }
-}
-
 /* Updates the residual of local worker v, whose packets held `vector`. */
 static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
     const struct ln_partition *partition = &comm->partition;
-    if (!comm->feedback.residual) {
-        keep_apart(comm, v);
-        return;
-    }
     uint16_t *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const bool has_error = ln_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
@@ -223,7 +201,7 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
 void ln_feedback_count(struct lossynet_comm *comm) {
     const float share = comm->feedback.share;
     ln_without_gradient(comm, comm->feedback.alone);
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         comm->feedback.late[v] = measure_lateness(comm, v);
         /* If acknowledgements may come late, each packet carries its number of gradients
@@ -246,8 +224,10 @@ void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
         ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
-        if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
+        if (comm->feedback.residual && !comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
     }
+    const struct lossynet_residuals *apart = &comm->feedback.apart;
+    if (apart->keep) apart->keep(apart->context, comm->arrivals.acked[LOSSYNET_GRADIENT]);
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_keep(comm, vectors);
 }

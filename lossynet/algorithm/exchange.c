@@ -13,7 +13,7 @@
 /* ---- injected loss ---- */
 
 static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
-#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int receiver = 0; receiver < comm->workers.count; receiver++) {
             if (ln_is_local(comm, receiver)) continue;

@@ -224,7 +224,7 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
  * other ranks were cleared when the phase opened. */
 static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
     const bool first = comm->steps.round == 0;
-#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int i = 0; i < comm->workers.local; i++) {
             int owner = comm->workers.first + v, s = comm->workers.first + i;
@@ -288,7 +288,7 @@ void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
 
 /* Counts the packets when the phase is over, and measures the loss rate for `ht`. */
 static void account(struct lossynet_comm *comm, bool lossless) {
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         uint64_t arrived = count(comm, v);
         comm->averaging.inflation[v] = measured_inflation(comm, v, lossless);
@@ -296,10 +296,30 @@ static void account(struct lossynet_comm *comm, bool lossless) {
     }
 }
 
+/* Averages all shards in vectors that the host cannot access. */
+static void estimate_there(struct lossynet_comm *comm, float *const *vectors) {
+    const struct ln_partition *partition = &comm->partition;
+    const struct lossynet_memory *memory = &comm->resources.memory;
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
+    for (int owner = 0; owner < comm->workers.count; owner++) { /* all are local */
+        const size_t n = ln_partition_owner_packets(partition, owner);
+        fill_weights(comm, owner,
+                     comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[owner],
+                     ln_feedback_mass(comm, owner), n, n, comm->averaging.inflation[owner],
+                     comm->averaging.weights +
+                         partition->owner_start[owner] * (size_t)partition->groups.count);
+    }
+    memory->average(memory->context, vectors, comm->averaging.weights);
+}
+
 /* Averages buckets first ... last. No more of their packets can come. */
 static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, int first, int last,
                             int parts) {
     const struct ln_partition *partition = &comm->partition;
+    if (comm->resources.memory.average) {
+        estimate_there(comm, vectors);
+        return;
+    }
 #pragma omp parallel num_threads(comm->resources.threads)
     {
         size_t thread = (size_t)omp_get_thread_num();

@@ -9,7 +9,8 @@
  *
  * Within a rank, packets that arrive are copied from the owner's vector (elements.c); packets next
  * to one another are one copy. Copies read shards of their owner and write shards of others, so the
- * order of workers does not matter.
+ * order of workers does not matter. In vectors that the host cannot access, all packets are copied
+ * by one call, after the last round of retransmission.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -56,16 +57,10 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
     size_t n;
     uint8_t *arrived = ln_arrived(comm, LOSSYNET_PARAMETER, to - comm->workers.first, owner, &n);
     for (size_t k = 0; k < n; k++) arrived[k] |= mask[k];
-    for (int b = 0; b < partition->buckets; b++) {
+    for (int b = 0; b < partition->buckets && !comm->resources.memory.broadcast; b++) {
         size_t start, count, packets = ln_shard_packets(partition, b, owner);
         ln_shard_span(partition, owner, b, &start, &count);
         const float *source = ln_sent(comm, comm->lead.ahead, vectors[v], v, b);
-        if (comm->resources.memory.masked_copy) {
-            const struct ln_rounding r = ln_rounding_of(comm, LOSSYNET_PARAMETER, owner, start);
-            ln_round_there(comm, &r, target + start, source, mask, count);
-            mask += packets;
-            continue;
-        }
         for (size_t k = 0; k < packets;) {
             size_t run = k;
             while (run < packets && mask[run]) run++;
@@ -123,7 +118,9 @@ static void count(struct lossynet_comm *comm, int v) {
 /* Copies packets between workers of the rank. The outer loop is over owners: all receivers read one
  * owner's shards while these are in the cache. */
 static void copy_local(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+    const int threads =
+        comm->resources.memory.broadcast ? ln_threads_for_marks(comm) : comm->resources.threads;
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
     for (int s = 0; s < comm->workers.local; s++) {
         for (int v = 0; v < comm->workers.local; v++) {
             int owner = comm->workers.first + s, to = comm->workers.first + v;
@@ -146,7 +143,7 @@ static void send(struct lossynet_comm *comm, float *const *vectors, bool lossles
     copy_local(comm, vectors, lossless);
 }
 
-/* Makes the rounds of retransmission, and ends the phase. */
+/* Makes the rounds of retransmission. */
 static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors) {
     lossynet_status status = LOSSYNET_OK;
     const int rounds = ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
@@ -157,7 +154,15 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
         if (!status) send(comm, vectors, false);
     }
     comm->steps.round = 0;
-    return status ? status : lossynet_broadcast_end(comm);
+    return status;
+}
+
+/* Copies what has arrived in vectors that the host cannot access. */
+static void copy_there(const struct lossynet_comm *comm, float *const *vectors) {
+    const struct lossynet_memory *memory = &comm->resources.memory;
+    memory->broadcast(memory->context, vectors, comm->lead.ahead,
+                      comm->arrivals.arrived[LOSSYNET_PARAMETER],
+                      ln_wire_bits(comm, LOSSYNET_PARAMETER));
 }
 
 lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
@@ -173,8 +178,10 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     ln_rounds_choose(comm);
     send(comm, vectors, lossless);
     comm->steps.broadcasting = true;
-    const int rounds = ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
-    return rounds && !lossless ? retransmit(comm, vectors) : LOSSYNET_OK;
+    const int rounds = lossless ? 0 : ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
+    if (rounds) status = retransmit(comm, vectors);
+    if (!status && comm->resources.memory.broadcast) copy_there(comm, vectors);
+    return status || !rounds ? status : lossynet_broadcast_end(comm);
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {
@@ -196,7 +203,7 @@ lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
     if (status) return status;
     if (ln_retransmission_rounds(comm, LOSSYNET_PARAMETER) == 0)
         ln_rounds_count(comm, LOSSYNET_PARAMETER);
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         grow_older(comm, v);
         count(comm, v);

@@ -229,11 +229,11 @@ lossynet_status ln_retransmission_ask(struct lossynet_comm *comm, lossynet_phase
     for (int r = 0; r < comm->world.ranks; r++)
         comm->retransmission.sends[r] = !comm->steps.skips || r == comm->world.rank ||
                                         ln_transport_sends_again(comm->transport, phase, r);
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) ask(comm, phase, v);
     lossynet_status status = ln_arrivals_acknowledge(comm, phase);
     if (status) return status;
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) count_resent(comm, phase, v);
     return LOSSYNET_OK;
 }

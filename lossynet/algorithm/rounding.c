@@ -22,18 +22,9 @@ struct ln_rounding ln_rounding_of(const struct lossynet_comm *comm, lossynet_pha
     return r;
 }
 
-void ln_round_there(const struct lossynet_comm *comm, const struct ln_rounding *r, float *to,
-                    const float *from, const uint8_t *arrived, size_t n) {
-    const struct lossynet_memory *memory = &comm->resources.memory;
-    const size_t packet = comm->partition.packet_elements;
-    const uint64_t key = r->key + r->offset;
-    if (r->dtype == LOSSYNET_FLOAT32)
-        memory->masked_copy(to, from, arrived, n, packet);
-    else if (r->dtype == LOSSYNET_BF16)
-        memory->masked_round(to, from, arrived, n, packet);
-    else
-        memory->round_blocks(to, from, arrived, n, packet, ln_block_bits(r->dtype),
-                             r->random ? &key : NULL);
+int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase) {
+    const lossynet_wire_dtype dtype = comm->partition.dtype[phase];
+    return dtype == LOSSYNET_FLOAT32 ? 32 : dtype == LOSSYNET_BF16 ? 16 : ln_block_bits(dtype);
 }
 
 /* Rounds n elements in blocks, and keeps in their residual what that takes away. This error is taken
@@ -60,17 +51,11 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     /* A worker that leaves a replayed step out keeps its residual as it is. */
     uint16_t *residual =
         phase == LOSSYNET_GRADIENT && part.takes_part ? ln_feedback_error(comm, v) : NULL;
-    uint8_t *all = ln_scratch(comm);
-    if (comm->resources.memory.masked_copy) memset(all, 1, partition->largest_owner_packets);
     for (int b = 0; b < partition->buckets; b++) {
         size_t offset, count;
         ln_shard_span(partition, owner, b, &offset, &count);
         float *shard = vector + offset;
         const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, offset);
-        if (comm->resources.memory.masked_copy) {
-            ln_round_there(comm, &r, shard, shard, all, count);
-            continue;
-        }
         if (comm->resources.bf16) {
             ln_elements_round_bf16(&r, ln_element(comm, vector, offset), count);
             continue;
@@ -82,18 +67,23 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     }
 }
 
-/* The same for a gradient, if the caller keeps the residuals (settings.residuals). */
-static void round_apart(const struct lossynet_comm *comm, int v, int owner) {
+/* The same with the caller's functions, for all workers at once: if the host cannot access vectors,
+ * or if the caller keeps the residuals. */
+static void round_there(const struct lossynet_comm *comm, lossynet_phase phase,
+                        float *const *vectors) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
-    const int worker = comm->workers.first + v;
-    for (int b = 0; b < comm->partition.buckets; b++) {
-        size_t offset, count;
-        ln_shard_span(&comm->partition, owner, b, &offset, &count);
-        const struct ln_rounding r = ln_rounding_of(comm, LOSSYNET_GRADIENT, worker, offset);
-        const uint64_t key = r.key + r.offset;
-        if (count)
-            apart->round(apart->context, worker, offset, count, ln_block_bits(r.dtype), &key);
+    const struct lossynet_memory *memory = &comm->resources.memory;
+    const int bits = ln_wire_bits(comm, phase);
+    uint64_t *keys = comm->resources.keys;
+    bool random = false;
+    for (int v = 0; v < comm->workers.local; v++) {
+        const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, 0);
+        keys[v] = r.key, random = r.random;
     }
+    if (random && apart->round)
+        apart->round(apart->context, bits, keys);
+    else if (memory->round)
+        memory->round(memory->context, vectors, bits, random ? keys : NULL);
 }
 
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
@@ -101,6 +91,8 @@ void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, flo
     if (!ln_rounds_vectors(comm)) return;
     const bool apart =
         phase == LOSSYNET_GRADIENT && ln_has_blocks(&comm->partition) && comm->feedback.apart.round;
+    if (!remote) round_there(comm, phase, vectors);
+    if (comm->resources.memory.round || (apart && remote)) return;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int owner = 0; owner < comm->workers.count; owner++) {
@@ -108,8 +100,7 @@ void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, flo
             if (owner == worker || ln_is_local(comm, owner) == remote ||
                 !ln_is_partner(&comm->partition, worker, owner))
                 continue;
-            if (apart) round_apart(comm, v, owner);
-            if (!apart || !remote) round_shards(comm, phase, v, vectors[v], owner);
+            round_shards(comm, phase, v, vectors[v], owner);
         }
     }
 }

@@ -134,7 +134,7 @@ void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *
 void ln_rounds_count(struct lossynet_comm *comm, lossynet_phase phase) {
     struct ln_retransmission *r = &comm->retransmission;
     if (!r->measured[phase]) return;
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         struct ln_total all = {0};
         for (int sender = 0; sender < comm->workers.count; sender++) {

@@ -215,15 +215,23 @@ template <typename T> struct operations {
         cuda_convert((T *)to, from, n, 0);
         finish();
     }
-    static double sum_of_squares(const float *x, size_t n) {
-        workspace w(cuda_sum_of_squares_workspace(n)), result(sizeof(double));
-        cuda_sum_of_squares((double *)result.memory, x, n, w.memory, w.bytes, 0);
-        double sum;
-        copy(&sum, result.memory, sizeof sum);
-        return sum;
-    }
     static void sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
-        for (int i = 0; i < count; i++) out[i] = sum_of_squares(x[i], n[i]);
+        workspace vectors((size_t)count * sizeof(struct norm_vector));
+        size_t longest = 0;
+        for (int i = 0; i < count; i++) {
+            const struct norm_vector one = {x[i], n[i]};
+            copy((struct norm_vector *)vectors.memory + i, &one, sizeof one);
+            if (n[i] > longest) longest = n[i];
+        }
+        workspace w(cuda_sums_of_squares_workspace(count, longest)), result(count * sizeof *out);
+        cuda_sums_of_squares((double *)result.memory, (const struct norm_vector *)vectors.memory,
+                             count, longest, w.memory, w.bytes, 0);
+        copy(out, result.memory, result.bytes);
+    }
+    static double sum_of_squares(const float *x, size_t n) {
+        double sum;
+        sums_of_squares(&sum, &x, &n, 1);
+        return sum;
     }
     static void weighted_sum(float *out, const float *const *sender, const float *weight, int N,
                              size_t n, size_t packet) {
@@ -234,32 +242,55 @@ template <typename T> struct operations {
                           (const float *)weights.memory, N, n, packet, 0);
         finish();
     }
-    static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
-                            size_t packet) {
-        workspace which(ceil_div(n, packet));
-        copy(which.memory, arrived, which.bytes);
-        cuda_masked_copy(to, from, (const uint8_t *)which.memory, n, packet, 0);
+    static void exchange_round(const struct backend_exchange *e, float *const *vector,
+                               uint16_t *const *error, int bits, const uint64_t *key) {
+        const size_t V = (size_t)e->workers;
+        workspace vectors(V * sizeof *vector), errors(V * sizeof *error), keys(V * sizeof *key);
+        copy(vectors.memory, vector, vectors.bytes);
+        if (error) copy(errors.memory, error, errors.bytes);
+        if (key) copy(keys.memory, key, keys.bytes);
+        cuda_exchange_round(e, (float *const *)vectors.memory,
+                            error ? (bfloat16 *const *)errors.memory : NULL, bits,
+                            key ? (const uint64_t *)keys.memory : NULL, 0);
         finish();
     }
-    static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
-                             size_t packet) {
-        workspace which(ceil_div(n, packet));
-        copy(which.memory, arrived, which.bytes);
-        cuda_masked_round(to, from, (const uint8_t *)which.memory, n, packet, 0);
+    static void exchange_average(const struct backend_exchange *e, float *const *vector,
+                                 const float *weight) {
+        const size_t V = (size_t)e->workers, senders = (size_t)e->owners * (size_t)e->groups;
+        workspace vectors(V * sizeof *vector), from(senders * sizeof *vector);
+        workspace weights((size_t)e->packets * (size_t)e->groups * sizeof *weight);
+        copy(vectors.memory, vector, vectors.bytes);
+        for (size_t i = 0; i < senders; i++)
+            copy((float **)from.memory + i, vector + e->partner[i], sizeof *vector);
+        copy(weights.memory, weight, weights.bytes);
+        cuda_exchange_average(e, (float *const *)vectors.memory, (const float *const *)from.memory,
+                              (const float *)weights.memory, 0);
         finish();
     }
-    static void round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
-                             size_t packet, int bits, const uint64_t *key) {
-        workspace which(arrived ? ceil_div(n, packet) : 1);
-        if (arrived) copy(which.memory, arrived, which.bytes);
-        cuda_round_blocks(to, from, arrived ? (const uint8_t *)which.memory : NULL, n, packet, bits,
-                          key, 0);
+    static void exchange_copy(const struct backend_exchange *e, float *const *vector,
+                              const float *const *ahead, const uint8_t *arrived, int bits) {
+        const size_t V = (size_t)e->workers;
+        workspace vectors(V * sizeof *vector), from(V * sizeof *vector);
+        workspace marks(V * e->packets);
+        copy(vectors.memory, vector, vectors.bytes);
+        if (ahead) copy(from.memory, ahead, from.bytes);
+        copy(marks.memory, arrived, marks.bytes);
+        cuda_exchange_copy(e, (float *const *)vectors.memory,
+                           ahead ? (const float *const *)from.memory : NULL,
+                           (const uint8_t *)marks.memory, bits, 0);
         finish();
     }
-    static void gather(float *out, const float *vector, const size_t *element, size_t n) {
-        workspace elements(n * sizeof *element), values(n * sizeof *out);
+    static void gather(float *out, float *const *vector, int count, const size_t *element,
+                       const int32_t *of, size_t n) {
+        const size_t all = of ? n : (size_t)count * n;
+        workspace elements(n * sizeof *element), values(all * sizeof *out);
+        workspace vectors((size_t)count * sizeof *vector), from(n * sizeof *of);
         copy(elements.memory, element, elements.bytes);
-        cuda_gather((float *)values.memory, vector, (const size_t *)elements.memory, n, 0);
+        copy(vectors.memory, vector, vectors.bytes);
+        if (of) copy(from.memory, of, from.bytes);
+        cuda_gather((float *)values.memory, (float *const *)vectors.memory,
+                    (const size_t *)elements.memory, of ? (const int32_t *)from.memory : NULL, n,
+                    all, 0);
         copy(out, values.memory, values.bytes);
     }
     static struct backend table(const char *name) {
@@ -285,8 +316,8 @@ template <typename T> struct operations {
 #endif
         b.adamw = adamw, b.sum_of_squares = sum_of_squares, b.sums_of_squares = sums_of_squares;
         b.weighted_sum = weighted_sum;
-        b.masked_copy = masked_copy, b.masked_round = masked_round;
-        b.round_blocks = round_blocks, b.gather = gather;
+        b.exchange_round = exchange_round, b.exchange_average = exchange_average;
+        b.exchange_copy = exchange_copy, b.gather = gather;
         return b;
     }
 };

@@ -7,6 +7,7 @@
  *   operators.c          each operation of a model against its reference
  *   operators_vectors.c  those on flat vectors: optimiser, norm, masked average
  *   operators_device.c   conversion and copies, for a device's memory
+ *   operators_exchange.c what workers of a device exchange
  *   operators_bits.c     the same bits every time, at any alignment
  *
  * Inputs are rounded to the backend's type first, so that only the operation's own rounding is
@@ -82,6 +83,10 @@ struct tokens {
 struct tokens random_tokens(int N, int V);
 void tokens_free(struct tokens *tokens);
 
+/* To bfloat16, worked out in float64: numbers between two of 8 bits go to the nearer, and in the
+ * middle to the even one. From 255.5 units of the last place of the largest binade on: infinity. */
+float rounded_reference(float x);
+
 /* The norm of the difference over the norm of the reference (with `terms` for each element) is at
  * most the tolerance for the type of the backend's tensors, and no element is off by more than 4
  * times that, relative to its own size plus the root mean square. `name` is what the report of
@@ -101,7 +106,8 @@ void test_weights_are_rounded(void **state); /* the CPU's */
 void test_weighted_sum_pinned(void **state); /* a device's, and these two */
 void test_weighted_sum_pinned_bf16(void **state);
 void test_copies_that_round(void **state);
-void test_residuals(void **state); /* a device's */
+void test_add_residual(void **state);
+void test_exchange_keep(void **state);
 
 /* ---- every operation once (operators_bits.c) ------------------------------------------------- */
 

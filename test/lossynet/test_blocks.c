@@ -3,7 +3,7 @@
  * counters, and error feedback of the rounding errors. test_same_bits.c, test_lossynet_udp.c and
  * test_lossynet_mpi.c test that bits are the same over links and ranks.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/elsewhere.h"
 
 enum { BLOCK = LOSSYNET_BLOCK };
 
@@ -523,77 +523,27 @@ static void test_shards_of_many_blocks(void **state) {
 
 /* ---- vectors and residuals that the host cannot touch ---- */
 
-static lossynet_wire_dtype of_bits(int bits) {
-    return bits == 8 ? LOSSYNET_INT8 : bits == 6 ? LOSSYNET_INT6 : LOSSYNET_INT4;
-}
-
-static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet) {
-    (void)to, (void)from, (void)arrived, (void)n, (void)packet;
-    fail_msg("copied as it is");
-}
-
-static void round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet, int bits, const uint64_t *key) {
-    for (size_t j = 0; j < n; j += packet) {
-        const struct ln_rounding r = {of_bits(bits), key != NULL, key ? *key : 0, j};
-        if (!arrived || arrived[j / packet])
-            ln_elements_copy(&r, to + j, from + j, n - j < packet ? n - j : packet);
-    }
-}
-
-static void copy(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-}
-
-static void gather(float *out, const float *vector, const size_t *element, size_t n) {
-    for (size_t i = 0; i < n; i++) out[i] = vector[element[i]];
-}
-
-static const struct lossynet_memory elsewhere = {masked_copy, NULL, round_blocks, copy, gather};
-
-struct kept {
-    float **vectors;
-    uint16_t (*residuals)[ELEMENTS];
-};
-
-static void round_kept(void *context, int worker, size_t offset, size_t n, int bits,
-                       const uint64_t *key) {
-    const struct kept *kept = context;
-    float *x = kept->vectors[worker] + offset, before[ELEMENTS];
-    uint16_t *residual = kept->residuals[worker] + offset;
-    memcpy(before, x, n * sizeof *x);
-    round_blocks(x, x, NULL, n, n, bits, key);
-    for (size_t e = 0; e < n; e++) residual[e] = ln_bf16_narrow(before[e] - x[e]);
-}
-
-static void keep(void *context, int worker, size_t offset, size_t n, size_t packet,
-                 const uint8_t *arrived) {
-    const struct kept *kept = context;
-    const float *x = kept->vectors[worker] + offset;
-    uint16_t *residual = kept->residuals[worker] + offset;
-    for (size_t e = 0; e < n; e++)
-        if (!arrived[e / packet]) residual[e] = ln_bf16_narrow(ln_bf16_widen(residual[e]) + x[e]);
-}
-
 /* The bits of vectors and residuals that are in the host's memory: averages, replicas, drift. */
 static void test_elsewhere(void **state) {
     (void)state;
     for (int f = 0; f < FORMATS; f++) {
         float **x[2];
-        uint16_t residuals[WORKERS][ELEMENTS] = {{0}};
+        uint16_t residuals[WORKERS][ELEMENTS] = {{0}}, *rows[WORKERS];
+        for (int w = 0; w < WORKERS; w++) rows[w] = residuals[w];
         struct lossynet_comm *comm[2];
         struct lossynet_drift drift[2];
         for (int i = 0; i < 2; i++) {
             x[i] = take_vectors(WORKERS, ELEMENTS);
-            struct kept kept = {x[i], residuals};
-            const struct lossynet_residuals apart = {&kept, round_kept, keep, NULL, NULL};
+            struct elsewhere e = {.vectors = x[i], .residual = rows};
+            const struct lossynet_memory memory = elsewhere_memory(&e);
+            const struct lossynet_residuals apart = elsewhere_residuals(&e);
             struct lossynet_settings settings = blocks_settings(formats[f].dtype, 0.3);
             settings.estimator = LOSSYNET_MEAN;
             settings.error_feedback = true;
-            settings.memory = i ? &elsewhere : NULL;
+            settings.memory = i ? &memory : NULL;
             settings.residuals = i ? &apart : NULL;
             comm[i] = open_alone(&settings);
+            elsewhere_open(&e, comm[i], WORKERS);
             fill(x[i], 7);
             lossynet_start(comm[i], x[i]);
             for (uint64_t step = 0; step < 4; step++) {
@@ -606,6 +556,7 @@ static void test_elsewhere(void **state) {
                 assert_int_equal(lossynet_broadcast(comm[i], x[i], false), LOSSYNET_OK);
                 assert_int_equal(lossynet_drift_measure(comm[i], x[i], &drift[i]), LOSSYNET_OK);
             }
+            free(e.packet);
         }
         for (int w = 0; w < WORKERS; w++) {
             const uint16_t *inside = comm[0]->feedback.residual + (size_t)w * ELEMENTS;
@@ -631,11 +582,12 @@ static void refuse(const struct lossynet_settings *settings, const char *expecte
 
 static void test_refusals(void **state) {
     (void)state;
-    const struct lossynet_memory memory = {masked_copy, NULL, NULL, copy, gather};
-    const struct lossynet_residuals residuals = {NULL, NULL, keep, NULL, NULL};
+    struct lossynet_memory memory = elsewhere_memory(NULL);
+    struct lossynet_residuals residuals = elsewhere_residuals(NULL);
+    memory.round = NULL, residuals.round = NULL;
     struct lossynet_settings settings = blocks_settings(LOSSYNET_INT8, 0);
     settings.memory = &memory;
-    refuse(&settings, "int8, vectors outside the host's memory: expected round_blocks");
+    refuse(&settings, "vectors outside the host's memory: expected all functions");
     settings.memory = NULL;
     settings.error_feedback = true;
     settings.residuals = &residuals;

@@ -2,7 +2,7 @@
  * float64, the values that a phase leaves in each vector, and counters. test_same_bits.c,
  * test_lossynet_udp.c and test_lossynet_mpi.c test that bits are the same over links and ranks.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/elsewhere.h"
 
 static const struct ln_rounding bf16 = {.dtype = LOSSYNET_BF16};
 static const struct ln_rounding float32 = {.dtype = LOSSYNET_FLOAT32};
@@ -275,65 +275,45 @@ static void test_no_drift_without_loss(void **state) {
 
 /* ---- vectors that the host cannot touch ---- */
 
-static int rounds, copies;
-
-static void masked(float *to, const float *from, const uint8_t *arrived, size_t n, size_t packet,
-                   bool round) {
-    for (size_t i = 0; i < n; i++)
-        if (arrived[i / packet]) to[i] = round ? rounded(from[i]) : from[i];
-}
-
-static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet) {
-#pragma omp atomic
-    copies++;
-    masked(to, from, arrived, n, packet, false);
-}
-
-static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet) {
-#pragma omp atomic
-    rounds++;
-    masked(to, from, arrived, n, packet, true);
-}
-
-static void copy(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-}
-
-static void gather(float *out, const float *vector, const size_t *element, size_t n) {
-    for (size_t i = 0; i < n; i++) out[i] = vector[element[i]];
-}
-
+/* Each phase is one call, however many workers there are and however often packets are sent again. */
 static void test_other_memory(void **state) {
     (void)state;
-    struct lossynet_memory memory = {masked_copy, masked_round, NULL, copy, gather};
-    struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
-    settings.wire_dtype = LOSSYNET_BF16;
-    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
-    uint64_t digest[2];
-    for (int i = 0; i < 2; i++) {
-        settings.memory = i ? &memory : NULL;
-        struct lossynet_comm *comm = open_alone(&settings);
-        digest[i] = scenario_run(comm, 0, SCENARIO_WORKERS);
-        lossynet_close(comm);
+    for (int dtype = LOSSYNET_FLOAT32; dtype <= LOSSYNET_INT4; dtype++) {
+        struct elsewhere e = {0};
+        const struct lossynet_memory memory = elsewhere_memory(&e);
+        struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
+        settings.wire_dtype = (lossynet_wire_dtype)dtype;
+        settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
+        settings.retransmission_rounds[LOSSYNET_PARAMETER] = 2;
+        settings.group = dtype % 2 ? 3 : 0;
+        uint64_t digest[2];
+        for (int i = 0; i < 2; i++) {
+            settings.memory = i ? &memory : NULL;
+            struct lossynet_comm *comm = open_alone(&settings);
+            if (i) elsewhere_open(&e, comm, SCENARIO_WORKERS);
+            digest[i] = scenario_run(comm, 0, SCENARIO_WORKERS);
+            lossynet_close(comm);
+        }
+        assert_true(digest[0] == digest[1] && digest[0]);
+        const int reduced = e.calls[1]; /* some steps reduce a second vector, or it again */
+        assert_true(reduced <= 3 * SCENARIO_STEPS && e.calls[0] <= reduced + 1);
+        assert_int_equal(e.calls[2], SCENARIO_STEPS);
+        free(e.packet);
     }
-    assert_true(digest[0] == digest[1] && digest[0]);
-    assert_true(rounds > 0 && copies == 0);
 }
 
 static void test_refusals(void **state) {
     (void)state;
-    struct lossynet_memory memory = {masked_copy, NULL, NULL, copy, gather};
+    struct lossynet_memory memory = elsewhere_memory(NULL);
     struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0);
     struct lossynet_comm *comm;
     settings.memory = &memory;
     comm = open_alone(&settings);
     lossynet_close(comm);
-    settings.wire_dtype = LOSSYNET_BF16;
+    memory.average = NULL;
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "expected masked_round");
+    assert_message(capture_end(), "expected all functions of lossynet_memory");
     settings.memory = NULL;
     settings.wire_dtype = (lossynet_wire_dtype)9;
     capture_begin();

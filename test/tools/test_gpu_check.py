@@ -234,7 +234,7 @@ def test_kernels_count_their_bytes(measured):
         "classifier less its products": 2 * N * V * 2 + 8 * N, "adamw": 28 * P, "convert": 6 * P,
         "sum_of_squares": 4 * P, "weighted_sum of 4": 20 * P + 16 * math.ceil(P / 1024),
         "weighted_sum of 4, from the host": 16 * P,
-        "masked_copy": 8 * P + math.ceil(P / 1024)}
+        "exchange_copy": 8 * P + math.ceil(P / 1024)}
     lines = {x["name"]: x for x in results["kernels 9x64x40x2x1x32x72"]["lines"]}
     assert {name: x["bytes"] for name, x in lines.items()} == expected
     copy = results["peak"]["copy_bytes"] / results["peak"]["copy_seconds"]

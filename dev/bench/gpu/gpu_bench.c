@@ -298,6 +298,8 @@ struct shapes {
     uint8_t *arrived;
     float *weight;
     size_t packet, packets;
+    struct backend_exchange exchange; /* worker 0 receives what worker 1 owns: everything */
+    float *exchanged[2];
 };
 enum { SENDERS = 4 };
 
@@ -370,9 +372,9 @@ static void average_pinned_once(void *context) {
     for (int i = 0; i < SENDERS; i++) sender[i] = s->pinned + (size_t)i * s->P;
     be->weighted_sum_pinned(s->pinned, sender, s->weight, SENDERS, s->P, s->packet);
 }
-static void masked_copy_once(void *context) {
+static void exchange_copy_once(void *context) {
     struct shapes *s = (struct shapes *)context;
-    be->masked_copy(s->vector[4], s->vector[0], s->arrived, s->P, s->packet);
+    be->exchange_copy(&s->exchange, s->exchanged, NULL, s->arrived, 32);
 }
 
 static void kernel_line(const char *name, const char *shape, double seconds, double bytes) {
@@ -405,13 +407,45 @@ static void fill_shapes(struct shapes *s) {
     if (!s->pinned) exit(1);
     memset(s->pinned, 0, SENDERS * s->P * sizeof(float));
     s->packets = (s->P + s->packet - 1) / s->packet;
-    s->arrived = (uint8_t *)calloc(s->packets, 1);
+    s->arrived = (uint8_t *)calloc(2 * s->packets, 1);
     s->weight = (float *)calloc(s->packets * SENDERS, sizeof(float));
     if (!s->arrived || !s->weight) exit(1);
     for (size_t k = 0; k < s->packets; k++) {
         s->arrived[k] = 1;
         for (int i = 0; i < SENDERS; i++) s->weight[k * SENDERS + i] = 1.0f / SENDERS;
     }
+}
+
+static void *on_device(const void *host, size_t bytes) {
+    void *memory = be->allocate(bytes);
+    if (!memory) exit(1);
+    be->upload(memory, host, bytes);
+    return memory;
+}
+
+static void fill_exchange(struct shapes *s) {
+    static const uint8_t takes[] = {0, 1, 0, 0};
+    static const int32_t partner[] = {0, 1, 0, 1};
+    struct backend_packet *packet = (struct backend_packet *)calloc(s->packets, sizeof *packet);
+    if (!packet) exit(1);
+    for (size_t k = 0; k < s->packets; k++) {
+        const size_t at = k * s->packet, left = s->P - at;
+        packet[k].element = packet[k].owned = at;
+        packet[k].count = (uint32_t)(left < s->packet ? left : s->packet);
+        packet[k].owner = 1;
+    }
+    const struct backend_exchange exchange = {
+        (const struct backend_packet *)on_device(packet, s->packets * sizeof *packet),
+        (const uint8_t *)on_device(takes, sizeof takes),
+        partner,
+        (uint32_t)s->packets,
+        (uint32_t)s->packet,
+        2,
+        2,
+        2};
+    s->exchange = exchange;
+    s->exchanged[0] = s->vector[4], s->exchanged[1] = s->vector[0];
+    free(packet);
 }
 
 static int kernels(int N, int C, int F, int H, int K, int D, int V) {
@@ -425,6 +459,7 @@ static int kernels(int N, int C, int F, int H, int K, int D, int V) {
     s.packet = ln_payload_elements(LOSSYNET_FLOAT32,
                                    ln_payload_default(LOSSYNET_FLOAT32, 4096 - WIRE_HEADER_BYTES));
     fill_shapes(&s);
+    fill_exchange(&s);
     const double e = (double)be->element_bytes, n = (double)N * C, f = (double)N * F;
     const double P = (double)s.P;
     snprintf(nc, sizeof nc, "%d x %d", N, C);
@@ -453,7 +488,7 @@ static int kernels(int N, int C, int F, int H, int K, int D, int V) {
                 4.0 * (SENDERS + 1) * P + 4.0 * SENDERS * (double)s.packets);
     kernel_line("weighted_sum of 4, from the host", p, seconds_of(average_pinned_once, &s),
                 4.0 * SENDERS * P); /* the result goes back over the link's other direction */
-    kernel_line("masked_copy", p, seconds_of(masked_copy_once, &s), 8 * P + (double)s.packets);
+    kernel_line("exchange_copy", p, seconds_of(exchange_copy_once, &s), 8 * P + (double)s.packets);
     return 0;
 }
 

@@ -342,27 +342,6 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                            min_size(packet, n - first));
 }
 
-static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet) {
-    PARALLEL_FOR
-    for (size_t first = 0; first < n; first += packet)
-        if (arrived[first / packet])
-            memcpy(to + first, from + first, min_size(packet, n - first) * sizeof(float));
-}
-
-static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet) {
-    PARALLEL_FOR
-    for (size_t first = 0; first < n; first += packet) {
-        const size_t end = arrived[first / packet] ? first + min_size(packet, n - first) : first;
-        for (size_t i = first; i < end; i++) to[i] = from_bf16(to_bf16(from[i]));
-    }
-}
-
-static void gather(float *out, const float *vector, const size_t *element, size_t n) {
-    for (size_t i = 0; i < n; i++) out[i] = vector[element[i]];
-}
-
 /* ---- the backend -------------------------------------------------------------------------- */
 
 #if defined(__AVX512F__)
@@ -416,7 +395,4 @@ const struct backend BACKEND = {
     .sum_of_squares = sum_of_squares,
     .sums_of_squares = sums_of_squares,
     .weighted_sum = weighted_sum,
-    .masked_copy = masked_copy,
-    .masked_round = masked_round,
-    .gather = gather,
 };

@@ -232,7 +232,8 @@ static void round_to_bf16(float *x, size_t n) {
     cuda_round(x, n, device_stream());
 }
 
-/* Copies arguments of an operation from the host to device memory, one after another. */
+/* Copies arguments of an operation, at most three, from the host to device memory, one after
+ * another. */
 struct arguments {
     char *at;
     explicit arguments(size_t bytes)
@@ -483,18 +484,28 @@ static void adamw(tensor *param, float *master, float *m, float *v, float *ahead
     }
 }
 
-static void sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
-    device_scope scope;
-    size_t bytes = 0;
+/* At most NORM_MOST vectors. */
+enum { NORM_MOST = 1024 };
+static void some_sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
+    struct norm_vector vector[NORM_MOST];
+    size_t longest = 0;
     for (int i = 0; i < count; i++) {
-        const size_t needed = cuda_sum_of_squares_workspace(n[i]);
-        if (needed > bytes) bytes = needed;
+        vector[i] = {x[i], n[i]};
+        if (n[i] > longest) longest = n[i];
     }
+    const size_t bytes = cuda_sums_of_squares_workspace(count, longest);
     const size_t results = (size_t)count * sizeof(double);
     double *result = (double *)device_scratch_memory(SCRATCH_KERNEL, results + bytes);
-    for (int i = 0; i < count; i++)
-        cuda_sum_of_squares(result + i, x[i], n[i], result + count, bytes, device_stream());
-    if (count > 0) device_download(out, result, results);
+    arguments list((size_t)count * sizeof *vector);
+    cuda_sums_of_squares(result, list.add(vector, (size_t)count), count, longest, result + count,
+                         bytes, device_stream());
+    device_download(out, result, results);
+}
+
+static void sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
+    device_scope scope;
+    for (int i = 0; i < count; i += NORM_MOST)
+        some_sums_of_squares(out + i, x + i, n + i, count - i < NORM_MOST ? count - i : NORM_MOST);
 }
 
 static double sum_of_squares(const float *x, size_t n) {
@@ -601,34 +612,58 @@ static void rounded_sum_pinned(uint16_t *out, const float *const *sender, const 
     average_pinned((bfloat16 *)out, (const float_to_round *const *)sender, weight, N, n, packet);
 }
 
-/* Copies packets that arrived, by cuda_masked_copy or cuda_masked_round. */
-static void copy_arrived(decltype(cuda_masked_copy) *how, float *to, const float *from,
-                         const uint8_t *arrived, size_t n, size_t packet) {
-    if (n == 0) return;
+/* ---- the exchange between workers ---- */
+
+static size_t marks_of(const struct backend_exchange *e) {
+    return (size_t)e->packets * (size_t)e->workers;
+}
+
+static void exchange_round(const struct backend_exchange *e, float *const *vector,
+                           uint16_t *const *error, int bits, const uint64_t *key) {
     device_scope scope;
-    const size_t packets = (n + packet - 1) / packet;
-    arguments list(packets);
-    how(to, from, list.add(arrived, packets), n, packet, device_stream());
+    const size_t V = (size_t)e->workers;
+    arguments list(V * (2 * sizeof *vector + sizeof *key));
+    float *const *vectors = list.add(vector, V);
+    bfloat16 *const *errors = error ? (bfloat16 *const *)list.add(error, V) : NULL;
+    cuda_exchange_round(e, vectors, errors, bits, key ? list.add(key, V) : NULL, device_stream());
 }
 
-static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet) {
-    copy_arrived(cuda_masked_copy, to, from, arrived, n, packet);
-}
-
-static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet) {
-    copy_arrived(cuda_masked_round, to, from, arrived, n, packet);
-}
-
-static void round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
-                         size_t packet, int bits, const uint64_t *key) {
-    if (n == 0) return;
+static void exchange_average(const struct backend_exchange *e, float *const *vector,
+                             const float *weight) {
     device_scope scope;
-    const size_t packets = arrived ? (n + packet - 1) / packet : 0;
-    arguments list(packets);
-    cuda_round_blocks(to, from, arrived ? list.add(arrived, packets) : NULL, n, packet, bits, key,
-                      device_stream());
+    const size_t V = (size_t)e->workers, G = (size_t)e->groups, weights = e->packets * G;
+    const size_t senders = (size_t)e->owners * G;
+    const float **sender = (const float **)malloc(senders * sizeof *sender);
+    if (!sender) {
+        log_out_of_memory("the list of senders", (double)(senders * sizeof *sender));
+        exit(1);
+    }
+    for (size_t i = 0; i < senders; i++) sender[i] = vector[e->partner[i]];
+    arguments list((V + senders) * sizeof *sender + weights * sizeof *weight);
+    float *const *vectors = list.add(vector, V);
+    const float *const *from = list.add(sender, senders);
+    cuda_exchange_average(e, vectors, from, list.add(weight, weights), device_stream());
+    free(sender);
+}
+
+static void exchange_copy(const struct backend_exchange *e, float *const *vector,
+                          const float *const *ahead, const uint8_t *arrived, int bits) {
+    device_scope scope;
+    const size_t V = (size_t)e->workers;
+    arguments list(2 * V * sizeof *vector + marks_of(e));
+    float *const *vectors = list.add(vector, V);
+    const float *const *from = ahead ? list.add(ahead, V) : NULL;
+    cuda_exchange_copy(e, vectors, from, list.add(arrived, marks_of(e)), bits, device_stream());
+}
+
+static void exchange_keep(const struct backend_exchange *e, uint16_t *const *residual,
+                          float *const *vector, const uint8_t *arrived, enum backend_lost how) {
+    device_scope scope;
+    const size_t V = (size_t)e->workers;
+    arguments list(2 * V * sizeof *vector + marks_of(e));
+    float *const *vectors = list.add(vector, V);
+    bfloat16 *const *residuals = (bfloat16 *const *)list.add(residual, V);
+    cuda_exchange_keep(e, residuals, vectors, list.add(arrived, marks_of(e)), how, device_stream());
 }
 
 static void add_residual(float *vector, const uint16_t *residual, float share, size_t n) {
@@ -636,30 +671,19 @@ static void add_residual(float *vector, const uint16_t *residual, float share, s
     cuda_add_residual(vector, (const bfloat16 *)residual, share, n, device_stream());
 }
 
-static void keep_error(uint16_t *residual, float *vector, size_t n, int bits, const uint64_t *key) {
+static void gather(float *out, float *const *vector, int count, const size_t *element_,
+                   const int32_t *of, size_t n) {
     if (n == 0) return;
     device_scope scope;
-    cuda_keep_error((bfloat16 *)residual, vector, n, bits, key, device_stream());
-}
-
-static void keep_lost(uint16_t *residual, const float *vector, const uint8_t *arrived, size_t n,
-                      size_t packet, enum backend_lost how) {
-    if (n == 0) return;
-    device_scope scope;
-    const size_t packets = (n + packet - 1) / packet;
-    arguments list(packets);
-    cuda_keep_lost((bfloat16 *)residual, vector, list.add(arrived, packets), n, packet, how,
-                   device_stream());
-}
-
-static void gather(float *out, const float *vector, const size_t *element_, size_t n) {
-    if (n == 0) return;
-    device_scope scope;
-    arguments list(n * (sizeof *element_ + sizeof *out));
+    const size_t all = of ? n : (size_t)count * n;
+    arguments list(n * (sizeof *element_ + sizeof *of) + (size_t)count * sizeof *vector +
+                   all * sizeof *out);
     const size_t *elements = list.add(element_, n);
+    float *const *vectors = list.add(vector, (size_t)count);
+    const int32_t *from = of ? list.add(of, n) : NULL;
     float *values = (float *)list.at;
-    cuda_gather(values, vector, elements, n, device_stream());
-    device_download(out, values, n * sizeof *out);
+    cuda_gather(values, vectors, elements, from, n, all, device_stream());
+    device_download(out, values, all * sizeof *out);
 }
 
 /* ---- the backend -------------------------------------------------------------------------- */
@@ -737,12 +761,11 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
     b.rounded_sum_pinned = rounded_sum_pinned;
     b.pinned_sums_begin = pinned_sums_begin;
     b.pinned_sums_end = pinned_sums_end;
-    b.masked_copy = masked_copy;
-    b.masked_round = masked_round;
-    b.round_blocks = round_blocks;
+    b.exchange_round = exchange_round;
+    b.exchange_average = exchange_average;
+    b.exchange_copy = exchange_copy;
+    b.exchange_keep = exchange_keep;
     b.add_residual = add_residual;
-    b.keep_error = keep_error;
-    b.keep_lost = keep_lost;
     b.gather = gather;
     return &b;
 }

@@ -27,7 +27,9 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
 device_scope::device_scope() {
     pthread_mutex_lock(&turn);
-    if (device.open) CHECK(cudaSetDevice(device.id));
+    static thread_local bool bound;
+    if (device.open && !bound) CHECK(cudaSetDevice(device.id));
+    bound = device.open;
 }
 
 device_scope::~device_scope() {

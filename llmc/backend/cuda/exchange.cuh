@@ -1,11 +1,13 @@
-/* exchange.cuh — the exchange between workers that share a device. Kernels copy packets, unchanged
- * or rounded as on the network (to bfloat16 or in blocks), keep gradients that were lost, and
- * gather single elements for the host. (The average of packets is in weighted_sum.cuh.) */
+/* exchange.cuh — the exchange between workers that share a device. One launch does the work of a phase
+ * for all packets and all workers: it rounds packets as on the network (to bfloat16 or in blocks),
+ * averages them, copies those that arrived, or keeps gradients that were lost. Other kernels add
+ * what was kept, and gather single elements for the host. */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
 
 #include "llmc/backend/backend.h"
 #include "llmc/backend/cuda/common.cuh"
+#include "llmc/backend/cuda/weighted_sum.cuh"
 
 enum { EXCHANGE_THREADS = 256 };
 
@@ -28,25 +30,44 @@ static __device__ inline float rounded(float x) {
     return x;
 }
 
-/* A CUDA block copies packets k, k + gridDim.x, ...; an access moves W elements. */
-template <int W, bool rounds>
-__global__ void __launch_bounds__(EXCHANGE_THREADS)
-    masked_copy_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
-                       size_t packet, size_t packets) {
-    for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
-        if (!arrived[k]) continue;
-        const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
-        size_t i = k * packet + threadIdx.x * W;
-        for (; i + W <= end; i += blockDim.x * W) {
-            float x[W];
-            load(x, from + i);
-            if (rounds)
-                for (int j = 0; j < W; j++) x[j] = rounded(x[j]);
-            store(to + i, x);
-        }
-        /* One thread copies the last few. */
-        for (; i < end; i++) to[i] = rounds ? rounded(from[i]) : from[i];
+/* A CUDA block works on packets of one worker after another: item i is packet i / workers of worker
+ * i % workers, so that all workers read one packet while it is in the cache. */
+struct exchange_item {
+    struct backend_packet packet;
+    int worker;
+    size_t mark; /* of the packet, in marks by (worker, packet) */
+    bool takes;  /* the worker sends or receives this packet */
+};
+
+static __device__ inline size_t exchange_items(const struct backend_exchange &e) {
+    return (size_t)e.packets * (size_t)e.workers;
+}
+
+static __device__ inline struct exchange_item exchange_item_of(const struct backend_exchange &e,
+                                                               size_t i) {
+    const size_t k = i / (size_t)e.workers, worker = i % (size_t)e.workers;
+    const struct backend_packet packet = e.packet[k];
+    return {packet, (int)worker, worker * e.packets + k,
+            e.takes[worker * (size_t)e.owners + (size_t)packet.owner] != 0};
+}
+
+template <typename... P> static __device__ inline bool wide_accesses(const P *...p) {
+    return (((uintptr_t)p | ...) & 15) == 0;
+}
+
+/* A CUDA block copies n elements; an access moves 4 if alignment permits it. to may be from. */
+template <bool rounds>
+static __device__ inline void copy_elements(float *to, const float *from, uint32_t n) {
+    const uint32_t whole = wide_accesses(to, from) ? n / 4 * 4 : 0;
+    for (uint32_t i = threadIdx.x * 4; i < whole; i += blockDim.x * 4) {
+        float x[4];
+        load(x, from + i);
+        if (rounds)
+            for (int j = 0; j < 4; j++) x[j] = rounded(x[j]);
+        store(to + i, x);
     }
+    for (uint32_t i = whole + threadIdx.x; i < n; i += blockDim.x)
+        to[i] = rounds ? rounded(from[i]) : from[i];
 }
 
 /* ---- rounding in blocks of 32 with a scale: the bits of lossynet's elements.c ---- */
@@ -95,54 +116,122 @@ static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits
     return floorf(scaled + ((float)number + 0.5f) * 0x1p-16f) * unit;
 }
 
-/* The same grid, with one warp per block of 32. arrived NULL: all packets arrived. `error` gets what
+/* The same in blocks, a warp for each; the block at element j uses the key `key` + j. `error` gets what
  * rounding takes away, unless it is NULL. */
-static __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    round_blocks_kernel(float *to, bfloat16 *error, const float *from, const uint8_t *arrived,
-                        size_t n, size_t packet, size_t packets, int bits, bool random,
-                        uint64_t key) {
+static __device__ inline void round_elements(float *to, bfloat16 *error, const float *from,
+                                             uint32_t n, int bits, bool random, uint64_t key) {
     const uint32_t lane = threadIdx.x % WARP_BLOCK;
-    for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
-        if (arrived && !arrived[k]) continue;
-        const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
-        size_t block = k * packet + threadIdx.x / WARP_BLOCK * WARP_BLOCK;
-        for (; block < end; block += blockDim.x) {
-            const size_t i = block + lane;
-            const float x = i < end ? from[i] : 0;
-            const float y = rounded_in_block(x, lane, bits, random, key + block);
-            if (i < end) to[i] = y;
-            if (error && i < end) error[i] = from_float<bfloat16>(x - y);
-        }
+    uint32_t block = threadIdx.x / WARP_BLOCK * WARP_BLOCK;
+    for (; block < n; block += blockDim.x) {
+        const uint32_t i = block + lane;
+        const float x = i < n ? from[i] : 0;
+        const float y = rounded_in_block(x, lane, bits, random, key + block);
+        if (i < n) to[i] = y;
+        if (error && i < n) error[i] = from_float<bfloat16>(x - y);
     }
 }
 
-/* ---- gradients that were lost ---- */
+/* ---- the phases, see backend.h ---- */
 
-/* The same grid as in copies. The residual becomes 0 where a packet arrived, and elsewhere the
- * vector. With LOST_ADDED the residual stays where a packet arrived, and the vector is added to it
- * elsewhere. */
-template <int W, enum backend_lost how>
+enum exchange_how { EXCHANGE_AS_IS, EXCHANGE_TO_BF16, EXCHANGE_IN_BLOCKS };
+
+template <enum exchange_how how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    keep_lost_kernel(bfloat16 *residual, const float *vector, const uint8_t *arrived, size_t n,
-                     size_t packet, size_t packets) {
-    for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
-        const bool lost = !arrived[k];
-        if (how == LOST_ADDED && !lost) continue;
-        const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
-        size_t i = k * packet + threadIdx.x * W;
-        for (; i + W <= end; i += blockDim.x * W) {
-            float x[W] = {}, before[W] = {};
-            if (lost) load(x, vector + i);
-            if (how == LOST_ADDED) load(before, residual + i);
-            for (int j = 0; j < W && how == LOST_ADDED; j++) x[j] = before[j] + x[j];
-            store(residual + i, x);
+    exchange_round_kernel(struct backend_exchange e, float *const *vector, bfloat16 *const *error,
+                          int bits, const uint64_t *key) {
+    const size_t items = exchange_items(e);
+    for (size_t i = blockIdx.x; i < items; i += gridDim.x) {
+        const struct exchange_item it = exchange_item_of(e, i);
+        if (!it.takes) continue;
+        float *x = vector[it.worker] + it.packet.element;
+        if (how == EXCHANGE_IN_BLOCKS)
+            round_elements(x, error ? error[it.worker] + it.packet.element : NULL, x,
+                           it.packet.count, bits, key != NULL,
+                           key ? key[it.worker] + it.packet.element : 0);
+        else
+            copy_elements<true>(x, x, it.packet.count);
+    }
+}
+
+template <enum exchange_how how>
+__global__ void __launch_bounds__(EXCHANGE_THREADS)
+    exchange_copy_kernel(struct backend_exchange e, float *const *vector, const float *const *ahead,
+                         const uint8_t *arrived, int bits) {
+    const size_t items = exchange_items(e);
+    for (size_t i = blockIdx.x; i < items; i += gridDim.x) {
+        const struct exchange_item it = exchange_item_of(e, i);
+        const struct backend_packet &p = it.packet;
+        if (!it.takes || !arrived[it.mark]) continue;
+        const float *from = ahead ? ahead[p.owner] + p.owned : vector[p.owner] + p.element;
+        float *to = vector[it.worker] + p.element;
+        if (how == EXCHANGE_IN_BLOCKS)
+            round_elements(to, NULL, from, p.count, bits, false, 0);
+        else
+            copy_elements<how == EXCHANGE_TO_BF16>(to, from, p.count);
+    }
+}
+
+/* A CUDA block sums a part of a packet, then the next. sender (owners, groups) */
+enum { EXCHANGE_PART = 4 * EXCHANGE_THREADS };
+
+static __global__ void __launch_bounds__(EXCHANGE_THREADS)
+    exchange_average_kernel(struct backend_exchange e, float *const *vector,
+                            const float *const *sender, const float *weight, uint32_t parts) {
+    const size_t all = (size_t)e.packets * parts;
+    for (size_t i = blockIdx.x; i < all; i += gridDim.x) {
+        const size_t k = i / parts;
+        const struct backend_packet p = e.packet[k];
+        const float *const *from = sender + (size_t)p.owner * (size_t)e.groups;
+        float *to = vector[p.owner];
+        const uint32_t begin = (uint32_t)(i % parts) * EXCHANGE_PART;
+        const uint32_t end = min(begin + (uint32_t)EXCHANGE_PART, p.count);
+        const uint32_t whole = p.element % 4 == 0 ? end / 4 * 4 : begin;
+        const uint32_t j = begin + threadIdx.x * 4;
+        if (j < whole) {
+            float total[4] = {};
+            sum_senders(total, from, weight + k * (size_t)e.groups, e.groups, p.element + j);
+            store(to + p.element + j, total);
         }
-        for (; i < end; i++) { /* one thread does the last few */
-            const float x = lost ? vector[i] : 0;
-            residual[i] = from_float<bfloat16>(how == LOST_ADDED ? to_float(residual[i]) + x : x);
+        for (uint32_t r = max(whole, begin) + threadIdx.x; r < end; r += blockDim.x) {
+            float total[1] = {};
+            sum_senders(total, from, weight + k * (size_t)e.groups, e.groups, p.element + r);
+            to[p.element + r] = total[0];
         }
     }
 }
+
+/* W elements of a residual: 0 where the packet arrived, elsewhere the vector. With LOST_ADDED the residual
+ * stays where the packet arrived, and the vector is added to it elsewhere. */
+template <int W, enum backend_lost how>
+static __device__ inline void keep_elements(bfloat16 *residual, const float *vector, bool lost) {
+    float x[W] = {}, before[W] = {};
+    if (lost) load(x, vector);
+    if (how == LOST_ADDED) load(before, residual);
+    for (int j = 0; j < W && how == LOST_ADDED; j++) x[j] = before[j] + x[j];
+    store(residual, x);
+}
+
+template <enum backend_lost how>
+__global__ void __launch_bounds__(EXCHANGE_THREADS)
+    exchange_keep_kernel(struct backend_exchange e, bfloat16 *const *residual, float *const *vector,
+                         const uint8_t *arrived) {
+    const size_t items = exchange_items(e);
+    for (size_t i = blockIdx.x; i < items; i += gridDim.x) {
+        const struct exchange_item it = exchange_item_of(e, i);
+        if (!it.takes) continue;
+        const bool lost = !arrived[it.mark];
+        if (how == LOST_ADDED && !lost) continue;
+        bfloat16 *kept = residual[it.worker] + it.packet.element;
+        const float *sent = vector[it.worker] + it.packet.element;
+        const uint32_t n = it.packet.count, whole = wide_accesses(kept, sent) ? n / 8 * 8 : 0;
+        for (uint32_t j = threadIdx.x * 8; j < whole; j += blockDim.x * 8)
+            keep_elements<8, how>(kept + j, sent + j, lost);
+        for (uint32_t j = whole + threadIdx.x; j < n; j += blockDim.x)
+            keep_elements<1, how>(kept + j, sent + j, lost);
+    }
+}
+
+/* ---- single vectors ---- */
 
 /* The intrinsics keep the compiler from fusing product and sum, which would round only once. */
 static __device__ inline float plus_share(float x, float share, float residual) {
@@ -182,86 +271,54 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS) round_kernel(float *x, size_
     for (; i < n; i++) x[i] = rounded(x[i]);
 }
 
-static __global__ void gather_kernel(float *out, const float *vector, const size_t *element,
-                                     size_t n) {
+/* out[i] = vector[of[i]][element[i]], i < n; of NULL: out[v * n + i] = vector[v][element[i]], n being
+ * `elements`. */
+static __global__ void gather_kernel(float *out, float *const *vector, const size_t *element,
+                                     const int32_t *of, size_t elements, size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = vector[element[i]];
+    if (i < n) out[i] = vector[of ? (size_t)of[i] : i / elements][element[i % elements]];
 }
 
-template <typename To>
-using packet_kernel = void (*)(To *to, const float *from, const uint8_t *arrived, size_t n,
-                               size_t packet, size_t packets);
+/* ---- launchers; arrays are in device memory ---- */
 
-/* Launches a kernel on the packets of `from` and `to`: by_vector, which moves wide<To> elements, if
- * alignment permits it. */
-template <typename To>
-static inline void launch_by_packet(packet_kernel<To> by_vector, packet_kernel<To> by_element,
-                                    To *to, const float *from, const uint8_t *arrived, size_t n,
-                                    size_t packet, cudaStream_t stream) {
-    const size_t packets = ceil_div(n, packet);
-    const bool vectors = packet % wide<To> == 0 && are_aligned(to, from);
-    launch(vectors ? by_vector : by_element,
-           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
-           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
+static inline dim3 exchange_grid(size_t items) {
+    return dim3((unsigned)(items < EXCHANGE_BLOCKS ? items : EXCHANGE_BLOCKS));
 }
 
-template <bool rounds>
-static inline void launch_masked_copy(float *to, const float *from, const uint8_t *arrived,
-                                      size_t n, size_t packet, cudaStream_t stream) {
-    launch_by_packet<float>(masked_copy_kernel<wide<float>, rounds>, masked_copy_kernel<1, rounds>,
-                            to, from, arrived, n, packet, stream);
+static inline void cuda_exchange_round(const struct backend_exchange *e, float *const *vector,
+                                       bfloat16 *const *error, int bits, const uint64_t *key,
+                                       cudaStream_t stream) {
+    launch(bits == 16 ? exchange_round_kernel<EXCHANGE_TO_BF16>
+                      : exchange_round_kernel<EXCHANGE_IN_BLOCKS>,
+           exchange_grid((size_t)e->packets * (size_t)e->workers), dim3(EXCHANGE_THREADS), 0,
+           stream, *e, vector, error, bits, key);
 }
 
-/* to[j] = from[j] for j < n where arrived[j / packet] is not 0 */
-static inline void cuda_masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
-                                    size_t packet, cudaStream_t stream) {
-    launch_masked_copy<false>(to, from, arrived, n, packet, stream);
+static inline void cuda_exchange_copy(const struct backend_exchange *e, float *const *vector,
+                                      const float *const *ahead, const uint8_t *arrived, int bits,
+                                      cudaStream_t stream) {
+    launch(bits == 32   ? exchange_copy_kernel<EXCHANGE_AS_IS>
+           : bits == 16 ? exchange_copy_kernel<EXCHANGE_TO_BF16>
+                        : exchange_copy_kernel<EXCHANGE_IN_BLOCKS>,
+           exchange_grid((size_t)e->packets * (size_t)e->workers), dim3(EXCHANGE_THREADS), 0,
+           stream, *e, vector, ahead, arrived, bits);
 }
 
-/* The same with from[j] rounded to bfloat16; to may be from. */
-static inline void cuda_masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
-                                     size_t packet, cudaStream_t stream) {
-    launch_masked_copy<true>(to, from, arrived, n, packet, stream);
+/* sender (owners, groups): the vector of each partner */
+static inline void cuda_exchange_average(const struct backend_exchange *e, float *const *vector,
+                                         const float *const *sender, const float *weight,
+                                         cudaStream_t stream) {
+    const uint32_t parts = (uint32_t)ceil_div(e->longest, EXCHANGE_PART);
+    launch(exchange_average_kernel, exchange_grid((size_t)e->packets * parts),
+           dim3(EXCHANGE_THREADS), 0, stream, *e, vector, sender, weight, parts);
 }
 
-static inline void launch_round_blocks(float *to, bfloat16 *error, const float *from,
-                                       const uint8_t *arrived, size_t n, size_t packet, int bits,
-                                       const uint64_t *key, cudaStream_t stream) {
-    if (!arrived) packet = 32 * EXCHANGE_THREADS;
-    const size_t packets = ceil_div(n, packet);
-    launch(round_blocks_kernel,
-           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
-           dim3(EXCHANGE_THREADS), 0, stream, to, error, from, arrived, n, packet, packets, bits,
-           key != NULL, key ? *key : 0);
-}
-
-/* The same with from[j] rounded in blocks; see backend.h. */
-static inline void cuda_round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
-                                     size_t packet, int bits, const uint64_t *key,
-                                     cudaStream_t stream) {
-    launch_round_blocks(to, NULL, from, arrived, n, packet, bits, key, stream);
-}
-
-/* Rounds vector[j], j < n, in blocks, and computes residual[j]; see keep_error in backend.h. */
-static inline void cuda_keep_error(bfloat16 *residual, float *vector, size_t n, int bits,
-                                   const uint64_t *key, cudaStream_t stream) {
-    launch_round_blocks(vector, residual, vector, NULL, n, 0, bits, key, stream);
-}
-
-/* Computes residual[j], j < n; see keep_lost in backend.h. */
-template <enum backend_lost how>
-static inline void launch_keep_lost(bfloat16 *residual, const float *vector, const uint8_t *arrived,
-                                    size_t n, size_t packet, cudaStream_t stream) {
-    launch_by_packet<bfloat16>(keep_lost_kernel<wide<bfloat16>, how>, keep_lost_kernel<1, how>,
-                               residual, vector, arrived, n, packet, stream);
-}
-
-static inline void cuda_keep_lost(bfloat16 *residual, const float *vector, const uint8_t *arrived,
-                                  size_t n, size_t packet, enum backend_lost how,
-                                  cudaStream_t stream) {
-    decltype(launch_keep_lost<LOST_ALONE>) *const launchers[] = {launch_keep_lost<LOST_ALONE>,
-                                                                 launch_keep_lost<LOST_ADDED>};
-    launchers[how](residual, vector, arrived, n, packet, stream);
+static inline void cuda_exchange_keep(const struct backend_exchange *e, bfloat16 *const *residual,
+                                      float *const *vector, const uint8_t *arrived,
+                                      enum backend_lost how, cudaStream_t stream) {
+    launch(how == LOST_ADDED ? exchange_keep_kernel<LOST_ADDED> : exchange_keep_kernel<LOST_ALONE>,
+           exchange_grid((size_t)e->packets * (size_t)e->workers), dim3(EXCHANGE_THREADS), 0,
+           stream, *e, residual, vector, arrived);
 }
 
 /* vector[j] += share * residual[j], j < n */
@@ -284,11 +341,11 @@ static inline void cuda_round(float *x, size_t n, cudaStream_t stream) {
            dim3((unsigned)ceil_div(n, block)), dim3(EXCHANGE_THREADS), 0, stream, x, n);
 }
 
-/* out[i] = vector[element[i]], i < n */
-static inline void cuda_gather(float *out, const float *vector, const size_t *element, size_t n,
-                               cudaStream_t stream) {
+/* elements: of the list; n: of `out` */
+static inline void cuda_gather(float *out, float *const *vector, const size_t *element,
+                               const int32_t *of, size_t elements, size_t n, cudaStream_t stream) {
     launch(gather_kernel, dim3((unsigned)ceil_div(n, EXCHANGE_THREADS)), dim3(EXCHANGE_THREADS), 0,
-           stream, out, vector, element, n);
+           stream, out, vector, element, of, elements, n);
 }
 
 #endif

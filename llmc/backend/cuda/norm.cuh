@@ -9,12 +9,27 @@ enum { NORM_THREADS = 256, NORM_RUN = 4, NORM_PARTS = 1024 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* part (gridDim.x) = the sums of the blocks. A run is NORM_RUN neighbouring elements. Thread t of
- * all threads sums the runs t, t + threads, ..., whether it reads a run in one access or not. */
-template <typename T, bool vectors>
-__global__ void __launch_bounds__(NORM_THREADS)
-    sum_of_squares_kernel(double *__restrict__ part, const T *__restrict__ x, size_t n) {
-    size_t step = (size_t)gridDim.x * blockDim.x * NORM_RUN;
+struct norm_vector {
+    const float *x;
+    size_t n;
+};
+
+__host__ __device__ static inline unsigned norm_parts(size_t n) {
+    const size_t parts = ceil_div(n, NORM_THREADS * NORM_RUN);
+    return parts < 1 ? 1 : parts < NORM_PARTS ? (unsigned)parts : (unsigned)NORM_PARTS;
+}
+
+/* part (gridDim.y, gridDim.x): the blocks of row y sum vector[y]; its norm_parts() first ones do, the
+ * others have nothing to do. A run is NORM_RUN neighbouring elements. Thread t of a vector's threads
+ * sums the runs t, t + threads, ..., whether it reads a run in one access or not. */
+static __global__ void __launch_bounds__(NORM_THREADS)
+    sum_of_squares_kernel(double *__restrict__ part, const struct norm_vector *vector) {
+    const float *__restrict__ x = vector[blockIdx.y].x;
+    const size_t n = vector[blockIdx.y].n;
+    const unsigned parts = norm_parts(n);
+    if (blockIdx.x >= parts) return;
+    const bool vectors = ((uintptr_t)x & 15) == 0;
+    size_t step = (size_t)parts * blockDim.x * NORM_RUN;
     double total = 0;
 #pragma unroll 4
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * NORM_RUN; i < n; i += step) {
@@ -23,45 +38,44 @@ __global__ void __launch_bounds__(NORM_THREADS)
             load(v, x + i);
         } else {
 #pragma unroll
-            for (int k = 0; k < NORM_RUN; k++) v[k] = i + k < n ? to_float(x[i + k]) : 0;
+            for (int k = 0; k < NORM_RUN; k++) v[k] = i + k < n ? x[i + k] : 0;
         }
 #pragma unroll
         for (int k = 0; k < NORM_RUN; k++) total += (double)v[k] * v[k];
     }
     total = block_reduce<sum>(total);
-    if (threadIdx.x == 0) part[blockIdx.x] = total;
+    if (threadIdx.x == 0) part[blockIdx.y * gridDim.x + blockIdx.x] = total;
 }
 
-/* Runs in one block. */
+/* result[i] = the sum of the parts of vector i, of which there is room for `row`; a block each */
 static __global__ void __launch_bounds__(NORM_THREADS)
-    sum_of_parts_kernel(double *__restrict__ result, const double *__restrict__ part, int parts) {
+    sum_of_parts_kernel(double *__restrict__ result, const double *__restrict__ part,
+                        const struct norm_vector *vector, unsigned row) {
+    const unsigned parts = norm_parts(vector[blockIdx.x].n);
     double total = 0;
-    for (int i = threadIdx.x; i < parts; i += blockDim.x) total += part[i];
+    for (unsigned i = threadIdx.x; i < parts; i += blockDim.x) total += part[blockIdx.x * row + i];
     total = block_reduce<sum>(total);
-    if (threadIdx.x == 0) *result = total;
+    if (threadIdx.x == 0) result[blockIdx.x] = total;
 }
 
 /* ---- launchers ----------------------------------------------------------------------------- */
 
-static inline int norm_parts(size_t n) {
-    size_t parts = ceil_div(n, NORM_THREADS * NORM_RUN);
-    return parts < 1 ? 1 : parts < NORM_PARTS ? (int)parts : NORM_PARTS;
+/* longest: elements of the longest vector */
+static inline size_t cuda_sums_of_squares_workspace(int count, size_t longest) {
+    return (size_t)count * norm_parts(longest) * sizeof(double);
 }
 
-static inline size_t cuda_sum_of_squares_workspace(size_t n) {
-    return norm_parts(n) * sizeof(double);
-}
-
-/* *result = the sum, in device memory. The workspace is aligned to 8 bytes. */
-template <typename T>
-void cuda_sum_of_squares(double *result, const T *x, size_t n, void *workspace,
-                         size_t workspace_bytes, cudaStream_t stream) {
-    cuda_check_workspace(workspace_bytes, cuda_sum_of_squares_workspace(n));
+/* result (count) = the sums, in device memory, as is `vector`. The workspace is aligned to 8 bytes. */
+static inline void cuda_sums_of_squares(double *result, const struct norm_vector *vector, int count,
+                                        size_t longest, void *workspace, size_t workspace_bytes,
+                                        cudaStream_t stream) {
+    cuda_check_workspace(workspace_bytes, cuda_sums_of_squares_workspace(count, longest));
     double *part = (double *)workspace;
-    launch(are_aligned(x) ? sum_of_squares_kernel<T, true> : sum_of_squares_kernel<T, false>,
-           norm_parts(n), NORM_THREADS, 0, stream, part, x, n);
-    launch(sum_of_parts_kernel, 1, NORM_THREADS, 0, stream, result, (const double *)part,
-           norm_parts(n));
+    const unsigned row = norm_parts(longest);
+    launch(sum_of_squares_kernel, dim3(row, (unsigned)count), dim3(NORM_THREADS), 0, stream, part,
+           vector);
+    launch(sum_of_parts_kernel, dim3((unsigned)count), dim3(NORM_THREADS), 0, stream, result,
+           (const double *)part, vector, row);
 }
 
 #endif

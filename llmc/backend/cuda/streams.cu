@@ -27,7 +27,6 @@ static struct {
     cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
     cudaEvent_t mark[BACKEND_MARKS + BACKEND_LOSS_MARKS]; /* of out */
     struct staging leaving, coming;
-    bool reads_pageable; /* memory of the host that is not pinned */
 } device;
 
 #define CHECK(call) CUDA_CHECK(call)
@@ -100,12 +99,8 @@ cudaError_t streams_open(void) {
                                    &device.coming.full[1],
                                    &device.coming.empty[0],
                                    &device.coming.empty[1]};
-    int least, greatest, id, reads = 0;
+    int least, greatest;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (error == cudaSuccess) error = cudaGetDevice(&id);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, id);
-    device.reads_pageable = reads != 0;
     /* Kernels that move data are short, and the host, the network or compute wait for them. Without
      * priority, their blocks would start when a product has started all of its own. */
     for (int i = 0; i < 6 && error == cudaSuccess; i++) {
@@ -139,15 +134,60 @@ void device_clear(void *memory, size_t bytes) {
     CHECK(cudaMemsetAsync(memory, 0, bytes, device.compute));
 }
 
-/* Copies, and waits if the memory is read later. The runtime copies pageable memory to a buffer of
- * its own before it returns, except on devices that read it themselves, as a GH200. Pinned memory
- * is read later everywhere. */
+/* Uploads go through a ring of pinned memory, so that the host may reuse its memory at once and never
+ * waits for the device, but for the copies of one round before. */
+enum { RING_PIECES = 512 };
+static const size_t RING_BYTES = (size_t)8 << 20, RING_MOST = (size_t)1 << 20;
+struct ring_piece {
+    size_t begin, end;
+    cudaEvent_t read;
+};
+static struct {
+    char *memory;
+    size_t at;             /* where the next piece begins */
+    unsigned first, count; /* of the pieces that may still be read, the oldest first */
+    struct ring_piece piece[RING_PIECES];
+} ring;
+
+static void ring_wait(void) {
+    CHECK(cudaEventSynchronize(ring.piece[ring.first].read));
+    ring.first = (ring.first + 1) % RING_PIECES;
+    ring.count--;
+}
+
+static char *ring_take(size_t bytes) {
+    if (!ring.memory) ring.memory = (char *)device_allocate_pinned(RING_BYTES);
+    if (!ring.memory) {
+        log_out_of_memory("uploads, pinned", (double)RING_BYTES);
+        exit(1);
+    }
+    if (ring.at + bytes > RING_BYTES) { /* a new round: what lies behind is older than the rest */
+        while (ring.count && ring.piece[ring.first].begin >= ring.at) ring_wait();
+        ring.at = 0;
+    }
+    while (ring.count &&
+           (ring.count == RING_PIECES || (ring.piece[ring.first].begin < ring.at + bytes &&
+                                          ring.piece[ring.first].end > ring.at)))
+        ring_wait();
+    return ring.memory + ring.at;
+}
+
+static void ring_give(size_t bytes, cudaStream_t reader) {
+    struct ring_piece *piece = &ring.piece[(ring.first + ring.count++) % RING_PIECES];
+    piece->begin = ring.at, piece->end = ring.at += bytes;
+    if (!piece->read) CHECK(cudaEventCreateWithFlags(&piece->read, cudaEventDisableTiming));
+    CHECK(cudaEventRecord(piece->read, reader));
+}
+
 void device_upload(void *to, const void *host, size_t bytes) {
-    struct cudaPointerAttributes attributes;
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.compute));
-    const bool known = cudaPointerGetAttributes(&attributes, host) == cudaSuccess;
-    if (device.reads_pageable || (known && attributes.type != cudaMemoryTypeUnregistered))
-        device_synchronize();
+    for (size_t done = 0, part; done < bytes; done += part) {
+        part = bytes - done < RING_MOST ? bytes - done : RING_MOST;
+        char *pinned = ring_take(part);
+        memcpy(pinned, (const char *)host + done, part);
+        CHECK(cudaMemcpyAsync((char *)to + done, pinned, part, cudaMemcpyHostToDevice,
+                              device_stream()));
+        ring_give(part, device_stream());
+    }
 }
 
 void device_download(void *host, const void *from, size_t bytes) {

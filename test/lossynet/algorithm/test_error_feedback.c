@@ -1,7 +1,7 @@
 /* test_error_feedback.c — tests that lost gradients are added to the next ones. A reference keeps
  * the residual of every packet and sender, rounded to bfloat16. Also tests what must hold for sums
  * over time. */
-#include "test/lossynet/test_lossynet.h"
+#include "test/lossynet/elsewhere.h"
 
 enum { WORKERS = 4, BUCKETS = 2, ELEMENTS = 500 + 130, PACKETS_MOST = 64 };
 static const size_t elements[BUCKETS] = {500, 130};
@@ -182,14 +182,20 @@ static void test_refusals(void **state) {
 struct kept {
     const float *vector[WORKERS]; /* what is sent, before it is rounded */
     uint16_t residual[WORKERS][ELEMENTS];
+    struct elsewhere net;
 };
 
-static void keep(void *context, int worker, size_t offset, size_t n, size_t packet,
-                 const uint8_t *arrived) {
-    struct kept *k = (struct kept *)context;
-    for (size_t j = 0; j < n; j++)
-        k->residual[worker][offset + j] =
-            arrived[j / packet] ? 0 : ln_bf16_narrow(k->vector[worker][offset + j]);
+static void keep(void *context, const uint8_t *arrived) {
+    struct kept *kept = (struct kept *)context;
+    for (int w = 0; w < WORKERS; w++)
+        for (size_t k = 0; k < kept->net.packets; k++) {
+            const struct lossynet_packet_place *p = &kept->net.packet[k];
+            if (!elsewhere_takes(&kept->net, w, k)) continue;
+            for (size_t j = p->element; j < p->element + p->count; j++)
+                kept->residual[w][j] = arrived[(size_t)w * kept->net.packets + k]
+                                           ? 0
+                                           : ln_bf16_narrow(kept->vector[w][j]);
+        }
 }
 
 static void save(void *context, int worker, void *out) {
@@ -217,6 +223,7 @@ static void kept_by_the_caller(bool bf16) {
     float **x = take_vectors(WORKERS, ELEMENTS), **y = take_vectors(WORKERS, ELEMENTS);
     float **given = take_vectors(WORKERS, ELEMENTS), **averages = take_vectors(WORKERS, ELEMENTS);
     memset(&kept, 0, sizeof kept);
+    elsewhere_open(&kept.net, other, WORKERS);
     if (bf16) assert_int_equal(shards_apart(other, averages, averages), LOSSYNET_OK);
     lossynet_error_feedback_share(comm, 0.7);
     for (uint64_t step = 0; step < 8; step++) {
@@ -259,6 +266,7 @@ static void kept_by_the_caller(bool bf16) {
     }
     free_vectors(x), free_vectors(y), free_vectors(given), free_vectors(averages);
     lossynet_close(comm), lossynet_close(other);
+    free(kept.net.packet);
 }
 
 static void test_kept_by_the_caller(void **state) {

@@ -3,7 +3,7 @@
  * have the same bits as with vectors of float32 that hold everything. test_same_bits.c and
  * test_lossynet_udp.c test the same between ranks.
  */
-#include "test/lossynet/test_lossynet.h"
+#include "test/lossynet/elsewhere.h"
 
 enum { WORKERS = 4, BUCKETS = 3, ELEMENTS = 1000 + 7 + 333 };
 static const size_t elements[BUCKETS] = {1000, 7, 333};
@@ -258,14 +258,9 @@ static void refused(struct lossynet_settings settings, const char *why) {
     assert_int_equal(status, LOSSYNET_INVALID);
 }
 
-static void copy(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-}
-
-static const struct lossynet_memory memory = {.copy = copy};
-
 static void test_settings(void **state) {
     (void)state;
+    const struct lossynet_memory memory = elsewhere_memory(NULL);
     struct lossynet_settings settings = bf16_settings(WORKERS, 0);
     settings.vector_dtype = LOSSYNET_INT8;
     refused(settings, "vector dtype 2: expected float32 or bf16");
@@ -284,6 +279,7 @@ static void test_settings(void **state) {
 /* Every function that is given vectors of bfloat16 needs to know where the rest is. */
 static void test_phases_need_what_is_owned(void **state) {
     (void)state;
+    const struct lossynet_memory memory = elsewhere_memory(NULL);
     const char *const why = "vectors of bf16: expected lossynet_shards before the first phase";
     struct lossynet_settings settings = bf16_settings(WORKERS, 0);
     settings.drift_samples = 10;
