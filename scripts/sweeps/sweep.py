@@ -20,6 +20,7 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
     title = Continued training           # what tables and plots call it
     against = wire-dtype=float32         # compared with the run that has this, and is the same else
     rule = none hadamard                 # with the program that others/hadamard.patch makes
+    name/plain = ours/no the_paper/yes   # names of the arms, for tables and plots
     launch = mpirun -np 64               # before the first section: stands before every command
 
 Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run

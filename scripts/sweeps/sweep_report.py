@@ -5,6 +5,7 @@ report() writes table.md, table.csv and the plots of all runs that are finished.
 import csv
 import math
 import os
+import textwrap
 
 from report import smooth  # first: it makes scripts known, where figure.py is
 import figure as figure_files
@@ -178,9 +179,20 @@ def same_rates(run):
     return run.rates()[0] == run.rates()[1]
 
 
+def place_of(group):
+    """Where a group stands on the axis of lost packets, in %: what was measured, or what the settings drop if some
+    of it was sent again. For two phases that lose differently it is the larger."""
+    row = group["row"]
+    rates = group["run"].dropped() if row["extra_traffic"] else \
+        (row["gradient_loss_rate"] or 0, row["parameter_loss_rate"] or 0)
+    return round(100 * max(rates), 1)
+
+
 def is_plain(run):
     """Whether a run is plain `lossy` with the section's first value of every axis but the loss rate.
     Such runs form a curve."""
+    if run.arm() or run.value("loss-at", "none") != "none":
+        return False
     if run.value("algorithm", "lossy") not in ("lossy", "reliable") or not same_rates(run):
         return False
     first = run.section.runs[0].options
@@ -200,12 +212,29 @@ def finish(axes, legend=True):
         axes.legend(frameon=False, fontsize=8)
 
 
+def plot_arms(axes, arms, colours):
+    """Plots arms with a name: a mark with its interval, and a small point for each seed. Arms at the same place
+    stand beside each other."""
+    names = list(dict.fromkeys(group["run"].arm() for group in arms))
+    chosen = {name: next(colours) for name in names}
+    places = sorted({place_of(group) for group in arms})
+    gap = 0.1 * max([places[-1]] + [b - a for a, b in zip(places, places[1:])]) if arms else 0
+    for group in arms:
+        row, name = group["row"], group["run"].arm()
+        x = place_of(group) + gap * (names.index(name) - (len(names) - 1) / 2)
+        axes.errorbar([x], [row["mean"]], yerr=row["interval"] or 0 if len(row["seeds"]) > 2 else 0, fmt="D",
+                      color=chosen[name], ms=7, capsize=4, label=group["label"])
+        axes.plot([x + gap / 4] * len(row["changes"]), row["changes"], ".", color=chosen[name], alpha=0.6)
+    if arms:
+        axes.set_xlim(0, max(places[-1] + gap * (len(names) + 1) / 2, axes.get_xlim()[1]))
+
+
 def plot_change(plt, groups, out):
     """Plots the change of perplexity against the loss rate: a line for each section that has plain
     `lossy`, or lossy with repair (dashed), at several rates, single marks for loss in one phase, and
     the paper's points. Intervals of two seeds are left out, because they would hide the rest."""
     figure, axes = plt.subplots(figsize=(8, 6.6))
-    colours = iter(COLOURS * 3)
+    colours, arms, even = iter(COLOURS * 3), [], False
     for section in dict.fromkeys(group["section"] for group in groups):
         kinds = {}
         for group in groups:
@@ -213,12 +242,15 @@ def plot_change(plt, groups, out):
             if group["section"] is not section or row["mean"] is None or run.lossless():
                 continue
             gradient, parameter = run.rates()
+            if run.arm():
+                arms.append(group)
+                continue
             kind = "o-" if is_plain(run) else "s--" if run.value("repair", "0") != "0" else None
             if run.value("algorithm", "lossy") == "lossy" and 0 in (gradient, parameter):
                 kind = "^" if gradient else "v"
             if kind:
                 error = row["interval"] or 0 if len(row["seeds"]) > 2 else 0
-                kinds.setdefault(kind, []).append((100 * max(gradient, parameter), row["mean"], error))
+                kinds.setdefault(kind, []).append((place_of(group), row["mean"], error))
         kinds = {kind: points for kind, points in kinds.items()
                  if kind in "^v" or len(points) == len({x for x, _, _ in points}) > 1}
         colour = next(colours) if kinds else None
@@ -229,12 +261,17 @@ def plot_change(plt, groups, out):
             label = section.title + {"^": " (gradient)", "v": " (parameter)"}.get(kind, "")
             axes.errorbar(x, y, yerr=error, fmt=kind, color=colour, ms=5, lw=1.4, capsize=3,
                           mfc="white" if kind in "^v" else colour, label=label)
-    axes.plot([100 * p for p, _ in PAPER], [change for _, change in PAPER], "*", color="black",
-              ms=11, label="the paper: 7B, 64 GPUs")
-    axes.set(xlabel="packets lost, %", ylabel="change of perplexity, %",
+        even |= any(kind not in "^v" for kind in kinds)
+    plot_arms(axes, arms, colours)
+    if even:  # the paper loses as much in both phases and on all links
+        axes.plot([100 * p for p, _ in PAPER], [change for _, change in PAPER], "*", color="black",
+                  ms=11, label="the paper: 7B, 64 GPUs")
+    axes.set(xlabel="packets dropped, %, mean over links" if arms else "packets lost, %",
+             ylabel="change of perplexity, %",
              title="What loss costs, against the same seed without loss (mean, 95%)")
     axes.axhline(0, color="black", lw=0.6)
-    axes.set_yscale("symlog", linthresh=1)  # linear up to 1%, logarithmic beyond
+    if not arms:
+        axes.set_yscale("symlog", linthresh=1)  # linear up to 1%, logarithmic beyond
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     finish(axes, legend=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12))
@@ -272,7 +309,7 @@ def rule_of(key):
 def follows(key, rule):
     """Whether a run, by its key, loses as much in both phases, follows this one of RULES, and does not look ahead."""
     rate = key.get("loss-rate", 0)
-    return "gradient-loss-rate" not in key and "look-ahead" not in key and \
+    return "gradient-loss-rate" not in key and "loss-at" not in key and "look-ahead" not in key and \
         rule_of(key) == {**PLAIN, **rule[2](rate)}
 
 
@@ -326,20 +363,31 @@ def plot_cost(plt, groups, out):
     save(figure, out, "cost")
 
 
-def panel_each(plt, sections):
-    """Makes a figure in two columns. Returns it and its axes, one for each section."""
+def panel_each(plt, sections, labels=0):
+    """Makes a figure in two columns, with room for so many labels below each panel. Returns it and its axes, one for each section."""
     columns = min(2, len(sections))
     rows = -(-len(sections) // columns)
-    figure, panels = plt.subplots(rows, columns, figsize=(6.2 * columns, 3.9 * rows), squeeze=False)
+    figure, panels = plt.subplots(rows, columns, figsize=(6.2 * columns, (3.9 + 0.17 * labels) * rows),
+                                  squeeze=False)
     for panel in panels.flat[len(sections):]:
         panel.set_visible(False)
     return figure, panels.flat
 
 
+def below(axes):
+    """Puts the legend below the axes, where it covers no curve."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16), borderaxespad=0)
+
+
+def most_labels(groups, sections):
+    return max(sum(group["section"] is section for group in groups) for section in sections)
+
+
 def plot_curves(plt, groups, out):
     """Plots the training loss of the first seed, one panel for each section."""
     sections = list(dict.fromkeys(group["section"] for group in groups))[:6]
-    figure, panels = panel_each(plt, sections)
+    figure, panels = panel_each(plt, sections, most_labels(groups, sections))
     for section, axes in zip(sections, panels):
         for group, colour in zip([g for g in groups if g["section"] is section], COLOURS * 3):
             curve = group["members"][0][1]["losses"]
@@ -347,13 +395,15 @@ def plot_curves(plt, groups, out):
             if losses and None not in losses:
                 axes.plot([step for step, _ in curve], smooth(losses, 2), color=colour, lw=1.2,
                           label=group["label"])
-        axes.set(xlabel="step", ylabel="training loss", title=section.title)
+        axes.set(xlabel="step", ylabel="training loss")
+        axes.set_title(textwrap.fill(section.title, 60), fontsize=10)
         lines = [line.get_ydata() for line in axes.get_lines()]
         if lines:  # the first tenth does not set the scale, since it would flatten the rest
             late = [y for line in lines for y in line[len(line) // 10:]]
             margin = 0.04 * (max(late) - min(late)) + 1e-6
             axes.set_ylim(min(late) - margin, max(late) + margin)
-        finish(axes)
+        finish(axes, legend=False)
+        below(axes)
     save(figure, out, "curves")
 
 
@@ -364,7 +414,7 @@ def plot_drift(plt, groups, out):
                 if any(g["members"][0][1].get("drifts") for g in groups if g["section"] is s)][:6]
     if not sections:
         sections = [groups[0]["section"]]
-    figure, panels = panel_each(plt, sections)
+    figure, panels = panel_each(plt, sections, most_labels(groups, sections))
     for section, axes in zip(sections, panels):
         colours = iter(COLOURS * 3)
         for group in (g for g in groups if g["section"] is section):
@@ -378,9 +428,10 @@ def plot_drift(plt, groups, out):
             for place, style in ((2, "--"), (3, ":")):
                 axes.plot(steps, [point[place] if point[place] else math.nan for point in drifts],
                           style, color=colour if place == 3 else "black", lw=1)
-        axes.set(xlabel="step", ylabel=r"$\|\theta_i-\theta_j\|^2$", yscale="log",
-                 title=section.title + "\ndashes: our formula, dots: the paper's")
-        finish(axes)
+        axes.set(xlabel="step", ylabel=r"$\|\theta_i-\theta_j\|^2$", yscale="log")
+        axes.set_title(textwrap.fill(section.title, 60) + "\ndashes: our formula, dots: the paper's", fontsize=10)
+        finish(axes, legend=False)
+        below(axes)
     save(figure, out, "drift")
 
 

@@ -45,6 +45,7 @@ def read_options(program):
     options = {name: Option(group, argument, default, frozenset(marks.split()))
                for name, group, argument, default, marks in lines}
     options["rule"] = Option("Loss", "NAME", "none", frozenset())  # says which program a run takes
+    options["name"] = Option("Output", "NAME", "", frozenset({"neutral"}))  # what tables and plots call an arm
     return options
 
 
@@ -92,6 +93,28 @@ class Run:
             return 0.0, 0.0
         gradient, _, parameter = self.value("loss-rate").partition(",")
         return float(gradient), float(parameter or gradient)
+
+    def arm(self):
+        """The name that the settings file gives this arm of the comparison; "": none."""
+        return self.value("name", "").replace("_", " ")
+
+    def dropped(self):
+        """The share of packets that the settings drop, mean over links: gradients, parameters. --loss-at gives
+        some links rates of their own."""
+        text, workers = self.value("loss-at", "none"), max(2, int(self.value("workers", "2")))
+        if text == "none" or self.value("algorithm") == "reliable":
+            return self.rates()
+        rate = {(s, r): self.rates() for s in range(workers) for r in range(workers) if s != r}
+        for entry in text.split(","):
+            ends, _, rates = entry.partition("=")
+            sender, pair, receiver = ends.partition("-")
+            gradient, _, parameter = rates.partition(":")
+            for s, r in rate:
+                to = sender in ("*", str(s)) and (receiver or "*") in ("*", str(r))
+                back = not pair and sender in ("*", str(r))
+                if to or back:
+                    rate[s, r] = float(gradient), float(parameter or gradient)
+        return tuple(sum(values) / len(rate) for values in zip(*rate.values()))
 
     def lossless(self):
         if self.value("wire-dtype", "auto") not in ("auto", "float32") and self.value("carry") not in ("auto", "0"):
@@ -163,7 +186,7 @@ class Run:
     def command(self, program, known):
         words = [program]
         for name, value in sorted(self.options.items()):
-            if name == "rule":
+            if name in ("rule", "name"):
                 continue
             if not known[name].argument:
                 words += [f"--{name}"] if value == "yes" else []
@@ -192,7 +215,11 @@ class Run:
             words.append(f"{100 * parameter:g}% parameter phase")
         else:
             words.append(f"{100 * gradient:g}% gradient, {100 * parameter:g}% parameter phase")
-        skip = {"seed", "algorithm", "loss-rate"}
+        if self.arm() and not self.lossless():
+            words = [self.arm()] + (words if self.section.losses() > 1 else [])
+        skip = {"seed", "algorithm", "loss-rate", *self.section.named}
+        if self.section.named and self.section.losses() == 1:
+            skip.add("loss-at")
         for name in self.section.varying:
             value = self.options.get(name)
             if name in skip or value is None:
@@ -219,6 +246,11 @@ class Section:
         self.against = {}  # options of the run that another run is compared with
         self.axes = {}  # {tuple of names: list of tuples of values}
         self.varying, self.loss_options, self.runs = [], set(), []
+        self.named = set()  # the options whose values are an arm with a name
+
+    def losses(self):
+        """How many kinds of loss the section compares."""
+        return len({(run.rates(), run.value("loss-at", "none")) for run in self.runs if not run.lossless()})
 
 
 class Settings:
@@ -318,6 +350,7 @@ class Settings:
                     raise self.wrong(section.line, f"[{section.name}] has no '{needed}'")
             section.varying = [name for names, rows in axes.items() if len(rows) > 1
                                for name in names]
+            section.named = {name for names in axes if "name" in names for name in names}
             section.loss_options = {name for name, option in self.known.items() if option.group == "Loss"}
             start = self.start_of(section)
             for values in itertools.product(*axes.values()):
@@ -376,7 +409,19 @@ class Settings:
         for run in self.runs:
             if run.baseline not in seen:
                 raise self.wrong(run.section.line, f"[{run.section.name}] has no run without loss "
-                                 f"to compare '{run.label()}' with; add 0 to its loss rates")
+                                 f"to compare '{run.label()}' with; {self.why_no_base(run)}")
+
+    def why_no_base(self, run):
+        """What makes the runs with loss rate 0 lose all the same, if there are some; else what to add."""
+        zero = [other for other in run.section.runs if other.rates() == (0, 0)
+                and other.value("seed", "1") == run.value("seed", "1")]
+        at = next((other.value("loss-at") for other in zero if other.value("loss-at", "none") != "none"), None)
+        if at:
+            return f"with loss rate 0 it still loses by 'loss-at {at}': 'loss-rate/loss-at = 0/none 0/{at}' has both"
+        if zero:
+            return "with loss rate 0 its option 'carry' or 'loss-model' still changes the result: give it a run " \
+                   "with --algorithm reliable"
+        return "add 0 to its loss rates"
 
     def check(self, program):
         """Has the program check the options of every run with --dry-run, without training."""

@@ -518,3 +518,44 @@ def test_ready_made_settings_are_well_formed(name, data, tmp_path):
     done = sweep(write(tmp_path / name, text, data), "--list")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 10
+
+
+# ---- a comparison whose arms have names -----------------------------------------------------
+
+def test_two_of_eight(data, tmp_path):
+    """The kept settings file, made small: three named arms, which the terminal, tables and pictures show."""
+    text = (ROOT / "scripts/sweeps/settings/two-of-eight").read_text(encoding="utf-8")
+    for name, value in (("prepare", "true"), ("train", f"{data}/train.bin"), ("val", f"{data}/val.bin"), ("steps", 4),
+                        ("seq", 16), ("batch", 1), ("warmup", 1), ("eval-sequences", 8), ("seed", "1 2")):
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+        assert count == 1, name
+    (tmp_path / "two-of-eight").write_text(text, encoding="utf-8")
+    done = sweep(tmp_path / "two-of-eight", "--out", tmp_path / "out", "--jobs", "2", plots=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    named = [line.split("  ")[0] for line in done.stdout.splitlines() if re.match(r"(ours|the paper|zero-fill)  ", line)]
+    assert named == ["ours", "the paper", "zero-fill"]
+    assert all(len(line) <= 79 for line in done.stdout.splitlines() if str(tmp_path) not in line)
+    assert {run for _, run in rows_of(tmp_path / "out")} == {"no loss", *named}
+    for picture in ("change", "curves"):
+        drawn = (tmp_path / "out" / f"{picture}.svg").read_text(encoding="utf-8")
+        assert all(f">{name}</text>" in drawn for name in named) and "7B" not in drawn
+    lost = [float(row["gradient_loss_rate"]) for row in rows_of(tmp_path / "out").values() if row["run"] == "the paper"]
+    assert 0 < lost[0] < 0.15
+
+
+def test_shares_that_links_drop():
+    section = sweep_settings.Section("x", 1)
+    run = lambda **options: sweep_settings.Run(section, {"workers": "8", **options}, None).dropped()
+    assert run(**{"loss-rate": "0.2,0.1"}) == (0.2, 0.1)
+    assert run(**{"loss-rate": "0", "loss-at": "6-*=0.15:0,7-*=0.15:0"}) == (pytest.approx(0.0375), 0)
+    assert run(**{"loss-rate": "0.1", "loss-at": "3=0.5"})[0] == pytest.approx((14 * 0.5 + 42 * 0.1) / 56)
+    assert run(**{"loss-rate": "0", "loss-at": "*-1=0:0.4,2-1=1"}) == (pytest.approx(1 / 56), pytest.approx((6 * 0.4 + 1) / 56))
+
+
+def test_no_base_says_why(data, tmp_path):
+    text = SETTINGS.split("[steep]", maxsplit=1)[0]
+    settings = write(tmp_path / "at", text + "[a]\nloss-rate = 0 0.1\nloss-at = 0-*=0.5\n", data)
+    done = sweep(settings, "--list")
+    assert done.returncode == 2 and "'loss-rate/loss-at = 0/none 0/0-*=0.5' has both" in done.stderr, done.stderr
+    settings = write(tmp_path / "rates", text + "[a]\nloss-rate = 0.1\n", data)
+    assert "add 0 to its loss rates" in sweep(settings, "--list").stderr
