@@ -1,19 +1,20 @@
 #!/bin/sh
 # Installs the packages that a target of the Makefile needs, on Debian and Ubuntu, and nothing else.
 #
-#   scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate [--list]
+#   scripts/dependencies.sh build|quickstart|elastic|sweep|check|test|lint|bench|simulate [--list]
 #
 # Before it installs, it says what is missing and why. If nothing is missing, it is quick and silent.
 # --list prints the packages for this machine and installs nothing. On other systems it names what to install by
 # hand, and ends without an error.
 set -eu
-usage="usage: scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate [--list]"
+usage="usage: scripts/dependencies.sh build|quickstart|elastic|sweep|check|test|lint|bench|simulate [--list]"
 purpose=${1:?$usage}
 
 # Which groups of the table below each purpose takes.
 case $purpose in
 build) groups="build" ;;
 quickstart) groups="build quickstart" ;;
+elastic) groups="build elastic" ;;
 sweep) groups="build quickstart sweep" ;;
 check) groups="build format units" ;;
 test) groups="build quickstart sweep format units test part" ;;
@@ -48,6 +49,8 @@ quickstart  bible-kjv               all      the text that quickstart trains on
 quickstart  sentencepiece           all      trains a tokenizer
 quickstart  python3                 all      reads logs
 quickstart  python3-matplotlib      all      plots
+elastic     etcd-server             all      knows which ranks take part (etcd)
+elastic     openssh-client          all      starts ranks on other hosts
 sweep       python3-scipy           all      intervals (Student's t)
 format      clang-format            all      formats C
 units       libcmocka-dev           all      C unit tests

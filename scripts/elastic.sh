@@ -108,7 +108,7 @@ etcd_answers() { [[ $(ask 127.0.0.1 "$client" cluster/member/list '{}') == *"\"n
 # Starts etcd at ports that nobody uses. It tries random ports until etcd answers.
 etcd_open() {
     command -v etcd >/dev/null ||
-        fail "no etcd here: install it (package etcd-server), or name one with --meet"
+        fail "no etcd here: scripts/dependencies.sh elastic installs it; or name one with --meet"
     local attempts wait
     for ((attempts = 8; attempts > 0; attempts--)); do
         client=$((20000 + RANDOM % 12000)) peer=$((client + 1))

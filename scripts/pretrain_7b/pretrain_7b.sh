@@ -18,7 +18,8 @@
 #   --group N          GPUs of a node that share a replica [8; but 1 with 8 ranks or fewer, or if
 #                      their number is no multiple of 8]
 #   --steps N          training steps [2400]
-#   --link NAME        verbs, udp or mpi [verbs; in a rehearsal: udp]
+#   --link NAME        verbs, udp, mpi or auto: verbs where every rank has an RDMA port,
+#                      else udp [auto; in a rehearsal: udp]
 #   --interface NAME   interface of that link; one adapter per GPU: mlx5_0,mlx5_1,...
 #   --no-preflight     do not check the nodes first
 #   --print            only print the commands
@@ -111,7 +112,7 @@ if [ "$rehearse" ]; then
 else
     out=${out:-out/7b}
     data=${data:-data/$corpus}
-    link=${link:-verbs}
+    link=${link:-auto}
     text=- # WikiText-2's test text
     # Llama 2 (Touvron et al. 2023), section 2.2, with a shorter warm-up, since the run is shorter. A run
     # that starts from Llama-2's weights has a tenth of the learning rate.

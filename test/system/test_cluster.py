@@ -233,7 +233,7 @@ def test_commands(tmp_path):
     assert look.startswith(f"mpirun -np 64 --bind-to none --hostfile {tmp_path}/hosts -x PATH ")
     assert " --preflight --model Llama-2-7b-hf --device cuda --dtype bf16 " in look
     assert train.replace(" --resume auto ", " --preflight ") == look
-    assert train.rstrip().endswith("--loss-rate 0.2 --link verbs --group 8 --out out/7b --interface "
+    assert train.rstrip().endswith("--loss-rate 0.2 --link auto --group 8 --out out/7b --interface "
                                    "mlx5_0 "
                                    "--seed 7")
     assert "perplexity.sh out/7b/checkpoint-... -" in perplexity
