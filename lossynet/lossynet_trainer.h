@@ -299,6 +299,12 @@ bool lossynet_options_may_lose(const struct lossynet_options *options, int ranks
 double lossynet_options_carry(const struct lossynet_options *options, int ranks, bool on_device);
 int lossynet_options_rounds(const struct lossynet_options *options, lossynet_phase phase);
 
+/* How often a phase of the next step sends lost packets again, at most; and the share of its packets
+ * that were lost of late before anything went again, mean over all links: injected loss at first. -1
+ * where it is not measured. */
+int lossynet_rounds_now(const struct lossynet_comm *comm, lossynet_phase phase);
+double lossynet_lost_of_late(const struct lossynet_comm *comm, lossynet_phase phase);
+
 /* The bytes of an element in a packet of a phase, with its share of the scale that a block of 32
  * has. */
 double lossynet_wire_bytes(lossynet_wire_dtype dtype, lossynet_phase phase);

@@ -1,6 +1,7 @@
 /* run_info.c — see run_info.h. */
 #include "llmc/checkpoint/run_info.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,19 +26,39 @@ json_t *run_info_event(const struct run_info *run) {
                      "tied", c->tied);
 }
 
+/* Says how often lost packets go again, at the start. */
+static void announce_rounds(const struct run_info *run) {
+    const int *rounds = run->loss.rounds;
+    const double lost = fmax(run->loss.of_late[0], run->loss.of_late[1]);
+    if (rounds[0] && rounds[0] == rounds[1])
+        printf(", lost packets go again (%d round%s)", rounds[0], rounds[0] > 1 ? "s" : "");
+    else if (rounds[1])
+        printf(", lost packets go again (%d round%s, parameters %d)", rounds[0],
+               rounds[0] == 1 ? "" : "s", rounds[1]);
+    else if (rounds[0])
+        printf(", lost gradients go again (%d round%s)", rounds[0], rounds[0] > 1 ? "s" : "");
+    else if (!run->loss.measured[0] && !run->loss.measured[1])
+        printf(", nothing goes again");
+    else if (lost > 0)
+        printf(", nothing goes again (%.1f%% lost, below 6.7%%)", 100 * lost);
+    else
+        printf(", lost packets go again where more than 6.7%% is lost");
+}
+
 /* Says what is done about loss, and what `auto` leaves out in this run. */
 static void announce_rule(const struct run_info *run) {
     const struct options *o = run->options;
     const bool leads = o->net.lead == LOSSYNET_LEAD_AUTO;
-    const bool again = run->loss.repairs[0] || run->loss.repairs[1];
-    const char *what = run->loss.repairs[1] ? "lost packets" : "lost gradients";
-    const bool loses = o->net.loss_rate[0] > 0 || o->net.loss_rate[1] > 0 || run->ranks > 1;
+    const bool loses = o->net.loss_rate[0] > 0 || o->net.loss_rate[1] > 0 || run->ranks > 1 ||
+                       strcmp(o->net.loss_at, "none") != 0;
     if (o->algorithm != ALGORITHM_LOSSY || run->workers == 1 || !loses) return;
-    printf("against loss: %s%s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
-           leads && again ? ", " : "", again ? what : "", again ? " go again" : "",
-           (leads || again) && run->loss.carries ? ", " : "",
-           run->loss.carries ? "the rest is carried over" : "",
-           leads || again || run->loss.carries ? "" : "nothing");
+    printf("against loss: %s", leads ? "broadcasts lead" : "broadcasts do not lead");
+    announce_rounds(run);
+    printf("%s\n", run->loss.carries ? ",\n    what is missing then is carried over" : "");
+    if (strcmp(o->net.loss_at, "none") != 0 && run->loss.of_late[0] >= 0)
+        printf("    (rounds follow the mean of all links: %.1f%% of gradients, %.1f%% of "
+               "parameters)\n",
+               100 * run->loss.of_late[0], 100 * run->loss.of_late[1]);
     if (o->net.carry == LOSSYNET_AUTO && !run->loss.carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
                run->be->on_device ? "--device cuda, where that takes memory" : "this --estimator");
@@ -77,7 +98,7 @@ void run_info_announce(const struct run_info *run) {
         printf("--wire-dtype auto: %s, which %s\n", lossynet_wire_dtype_name(o->net.wire_dtype),
                o->net.wire_dtype == LOSSYNET_BF16 ? "the GPU computes in"
                : options_given(o, &o->link_gbps)  ? "suits so slow a link"
-                                                  : "pays for packets that go again");
+                                                  : "pays for sending lost packets again");
     announce_rule(run);
     options_print_unused(o);
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {

@@ -166,7 +166,12 @@ void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) 
     facts->sends = d->pipeline.sends;
     facts->loss.carries = data_parallel_carries(d);
     for (int p = 0; p < 2; p++)
-        facts->loss.repairs[p] = comm_rounds(d->options, (lossynet_phase)p) != 0;
+        facts->loss.measured[p] =
+            comm_rounds(d->options, (lossynet_phase)p) == LOSSYNET_ROUNDS_MEASURED;
+    for (int p = 0; p < 2; p++) {
+        facts->loss.rounds[p] = lossynet_rounds_now(d->comm, (lossynet_phase)p);
+        facts->loss.of_late[p] = lossynet_lost_of_late(d->comm, (lossynet_phase)p);
+    }
     facts->mapped = d->group.peers.mapped;
     facts->rank = d->world.rank;
     facts->ranks = d->world.ranks;

@@ -124,6 +124,22 @@ int metrics_log_view(struct jsonl *log, const struct metrics_view *v) {
                        jsonl_number(v->max_age), "seconds", jsonl_number(v->seconds)));
 }
 
+void metrics_print_traffic(const struct run_metrics *run, const int rounds[2],
+                           const double bytes[2]) {
+    static const double BF16 = 2; /* bytes of an element */
+    const struct step_metrics *sum = &run->sum;
+    double sent = 0, plain = 0;
+    for (int phase = 0; phase < 2; phase++) {
+        sent += bytes[phase] * (sum->expected[phase] + sum->resent[phase]);
+        plain += BF16 * sum->expected[phase];
+    }
+    if (!(plain > 0)) return;
+    printf("lost in the end: %.1f%% of gradients, %.1f%% of parameters; went again: %.1f%%\n"
+           "rounds at the end: %d of gradients, %d of parameters; %.2f of plain bf16's bytes\n",
+           100 * metrics_loss_rate(sum, 0), 100 * metrics_loss_rate(sum, 1),
+           100 * extra_traffic(sum), rounds[0], rounds[1], sent / plain);
+}
+
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
                     const struct eval_metrics *eval, const char *checkpoint) {
     const struct step_metrics *sum = &run->sum;

@@ -65,6 +65,10 @@ double metrics_word_perplexity(const struct eval_metrics *eval);
 double metrics_bits_per_byte(const struct eval_metrics *eval);
 
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
+/* Prints what happened to packets: the shares that were lost in the end and sent again, the bytes
+ * beside those of plain bf16. rounds: as they are at the end; bytes: of an element, by phase. */
+void metrics_print_traffic(const struct run_metrics *run, const int rounds[2],
+                           const double bytes[2]);
 /* step: steps done. lost[r * workers + s]: the share of packets from worker s to worker r that did
  * not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);

@@ -54,6 +54,7 @@ int training_enter(struct training_view *v) {
     const int rank = v->dp->world.rank;
     data_parallel_facts(v->dp, &v->facts);
     v->facts.revision = run->revision;
+    memcpy(v->rounds, v->facts.loss.rounds, sizeof v->rounds);
     if (views_enter(run->views, v->dp, &run->at, run->recent, &v->continues) ||
         jsonl_open_of_run(o->log, o->out, rank, run->at.step, &v->log))
         return -1;
@@ -103,6 +104,24 @@ int training_finish_begin(struct training_view *v) {
     return v->dp->time.unfinished ? data_parallel_finish_begin(v->dp, &v->last) : 0;
 }
 
+/* Says that what was lost of late has changed how often lost packets go again. */
+static void note_rounds(struct training_view *v) {
+    static const char *const what[2] = {"gradients", "parameters"};
+    enum { PAUSE = 50 }; /* steps: what is lost of late may go up and down across a threshold */
+    char line[128];
+    for (int phase = 0; phase < 2 && v->last.step >= v->quiet_until; phase++) {
+        const int rounds = lossynet_rounds_now(v->dp->comm, (lossynet_phase)phase);
+        if (rounds == v->rounds[phase]) continue;
+        snprintf(line, sizeof line,
+                 "%6d  %.1f%% of %s lost of late: from now on %d round%s instead of %d",
+                 v->last.step + 1, 100 * lossynet_lost_of_late(v->dp->comm, (lossynet_phase)phase),
+                 what[phase], rounds, rounds == 1 ? "" : "s", v->rounds[phase]);
+        v->rounds[phase] = rounds;
+        v->quiet_until = v->last.step + PAUSE;
+        progress_message(&v->progress, line);
+    }
+}
+
 int training_finish_end(struct training_view *v) {
     struct training *run = v->run;
     struct step_metrics *r = &v->last;
@@ -112,6 +131,7 @@ int training_finish_end(struct training_view *v) {
     metrics_add(&run->at.record, r);
     metrics_show_step(&v->progress, r, v->dp->workers > 1);
     comm_note_loss(run->options, &run->at.record, &v->progress);
+    note_rounds(v);
     metrics_log_step(v->log, r);
     return 0;
 }
@@ -180,6 +200,10 @@ void training_stop(const struct training_view *v, struct data_parallel_news *new
 
 /* ---- the end of a view, and of the run -------------------------------------------------- */
 
+static double element_bytes(const struct training_view *v, lossynet_phase phase) {
+    return lossynet_wire_bytes((lossynet_wire_dtype)v->run->options->net.wire_dtype, phase);
+}
+
 int training_end(struct training_view *v, bool stopped, const struct eval_metrics *eval) {
     const int step = v->run->at.step;
     if (async_writer_finish(v->saver) || data_parallel_log_links(v->dp, v->log, step) ||
@@ -188,6 +212,12 @@ int training_end(struct training_view *v, bool stopped, const struct eval_metric
     const char *checkpoint = async_writer_last(v->saver);
     progress_end(&v->progress);
     if (v->progress.on && stopped) printf("stopped by a signal after %d steps\n", step);
+    const int rounds[2] = {lossynet_rounds_now(v->dp->comm, LOSSYNET_GRADIENT),
+                           lossynet_rounds_now(v->dp->comm, LOSSYNET_PARAMETER)};
+    if (v->progress.on && v->dp->workers > 1 && v->run->options->algorithm == ALGORITHM_LOSSY)
+        metrics_print_traffic(&v->run->at.record, rounds,
+                              (const double[]){element_bytes(v, LOSSYNET_GRADIENT),
+                                               element_bytes(v, LOSSYNET_PARAMETER)});
     if (v->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
     const bool lost = async_writer_has_failed(v->saver);
     const char *status = lost ? "not saved" : stopped ? "stopped" : "complete";

@@ -25,6 +25,7 @@
  * many rounds as the injected loss asks for, in all steps.
  */
 #include "lossynet/algorithm/algorithm.h"
+#include "lossynet/lossynet_trainer.h"
 
 #include <math.h>
 
@@ -163,4 +164,15 @@ void ln_rounds_choose(struct lossynet_comm *comm) {
         if (r->measured[phase] && r->sums.sent[phase] > 0)
             r->sums.rounds[phase] =
                 rounds_now(comm, (lossynet_phase)phase, r->sums.lost[phase] / r->sums.sent[phase]);
+}
+
+int lossynet_rounds_now(const struct lossynet_comm *comm, lossynet_phase phase) {
+    const struct ln_retransmission *r = &comm->retransmission;
+    return r->measured[phase] ? (int)r->sums.rounds[phase] : r->rounds[phase];
+}
+
+double lossynet_lost_of_late(const struct lossynet_comm *comm, lossynet_phase phase) {
+    const struct ln_retransmission *r = &comm->retransmission;
+    if (!r->measured[phase] || !(r->sums.sent[phase] > 0)) return -1;
+    return r->sums.lost[phase] / r->sums.sent[phase];
 }

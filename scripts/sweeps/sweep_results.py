@@ -94,6 +94,8 @@ def result_of(run, log):
         "perplexity": number(end, "val_perplexity") if good else None,
         "replica_perplexity": number(end, "replica_val_perplexity") if good else None,
     }
+    options = head.get("options") or {}
+    result["chosen"] = {name: options[name] for name in ("wire-dtype",) if name in options}  # what auto came to
     for name in ("gradient_loss_rate", "parameter_loss_rate", "drift", "drift_expected",
                  "drift_paper", "mean_age", "extra_traffic"):
         result[name] = mean(numbers(steps, name))

@@ -492,6 +492,43 @@ def test_training_goes_on_from_a_model_directory(data, model, tmp_path):
     assert first < 4.0  # a fresh model starts at ln 128 = 4.85
 
 
+FIRST = r"against loss: (.*)\n(?:    what is missing then is carried over\n)?"
+
+
+@pytest.mark.parametrize("options, first, last", [
+    ((("loss_rate", 0.05),), "broadcasts lead, nothing goes again (5.0% lost, below 6.7%),", "0 of gradients, 0 of parameters"),
+    ((("loss_rate", 0.2),), "broadcasts lead, lost packets go again (2 rounds, parameters 1),",
+     "2 of gradients, 1 of parameters"),
+    ((("loss_rate", 0.2), ("plain", True)), "broadcasts do not lead, nothing goes again", "0 of gradients, 0 of parameters"),
+    ((("loss_rate", 0), ("loss_at", "3-*=0.2:0")), "broadcasts lead, nothing goes again (2.5% lost, below 6.7%),",
+     "0 of gradients, 0 of parameters")])
+def test_a_run_says_what_it_does(data, tmp_path, options, first, last):
+    """The first lines say how often lost packets go again; the last ones say what happened, as the log does."""
+    done = succeed(*settings(data, tmp_path / "out", steps=4, **dict(options)))
+    assert re.search(FIRST, done.stdout)[1] == first
+    end = read_log(tmp_path / "out" / "log.jsonl")[-1]
+    found = re.search(r"lost in the end: ([\d.]+)% of gradients, ([\d.]+)% of parameters; went again: ([\d.]+)%\n"
+                      r"rounds at the end: (.*); ([\d.]+) of plain bf16's bytes\n", done.stdout)
+    assert found[4] == last
+    for shown, name in zip(found.groups(), ("gradient_loss_rate", "parameter_loss_rate", "extra_traffic")):
+        assert float(shown) == pytest.approx(100 * end[name], abs=0.051)
+    assert (float(found[3]) > 0) == (not last.startswith("0"))
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if re.match("against|lost in|rounds|  ?  what", line))
+    if "int" not in done.stdout:
+        assert float(found[5]) == 2  # float32, and nothing goes again
+
+
+def test_a_run_says_when_its_rounds_change(data, tmp_path):
+    """Bursts lose more in some steps than in others. The measured loss crosses the threshold in step 12."""
+    done = succeed(*settings(data, tmp_path / "out", steps=40, seq=16, loss_rate=0.066, packet_bytes=512,
+                             loss_model="burst:30", loss_seed=2))
+    log = read_log(tmp_path / "out" / "log.jsonl")
+    changed = re.findall(r"(\d+)  [\d.]+% of gradients lost of late: from now on (\d) rounds? instead of (\d)\n", done.stdout)
+    went = [event["step"] + 1 for event in log if event["event"] == "step" and event["extra_traffic"] > 0]
+    assert bool(changed) == bool(went) and changed
+    assert int(changed[0][0]) <= went[0]
+
+
 def test_dry_run_says_for_what_it_plans():
     for device, first in (("cuda", "Plan for one GPU for each worker"), ("cpu", "Plan for CPUs")):
         done = succeed("--dry-run", "--model", "1.1B", "--workers", 8, "--device", device)
