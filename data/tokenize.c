@@ -238,7 +238,7 @@ static int add_input(struct job *job, const char *path) {
     return 0;
 }
 
-/* A separator that is on no line makes each input one document, which nobody asks for with --separator. */
+/* A separator that is no line makes each input one document, which is right only if it has just one. */
 static int check_separator(const struct job *job) {
     const char *separator = job->settings->separator;
     size_t within = 0, length = separator ? strlen(separator) : 0;
@@ -251,10 +251,14 @@ static int check_separator(const struct job *job) {
             at += length, within++;
         if (file_unmap(&map)) return -1;
     }
-    return log_error(
-        "--separator '%.200s' is no line of the input (it is %zu times within a line): expected a "
-        "line of its own between documents; without --separator each input is one document",
-        separator, within);
+    if (within)
+        return log_error(
+            "--separator '%.200s' is no line of the input, and %zu times within a line: expected a "
+            "line of its own between documents",
+            separator, within);
+    log_error("--separator '%.200s' is nowhere in the input: each input is one document",
+              separator);
+    return 0;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */

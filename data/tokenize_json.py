@@ -143,9 +143,11 @@ def documents(inputs, separator):
                     lines.append(line)
             yield start, b"".join(lines)
     if separator is not None and not separators:
-        raise Failure(f"--separator {separator.decode()!r} is no line of the input (it is {within} times within a "
-                      "line): expected a line of its own between documents; without --separator each input is one "
-                      "document")
+        if within:
+            raise Failure(f"--separator {separator.decode()!r} is no line of the input, and {within} times within a "
+                          "line: expected a line of its own between documents")
+        print(f"tokenize_json.py: --separator {separator.decode()!r} is nowhere in the input: each input is one "
+              "document", file=sys.stderr)
 
 
 def parts(inputs, separator, split):

@@ -170,5 +170,5 @@ def test_a_separator_that_is_no_line(environment, tmp_path):
     (tmp_path / "text").write_bytes(b"one==two==\nthree\n== \n")
     said = tokenize(environment, "--tokenizer", tokenizer, "--train", tmp_path / "t.bin", "--separator", "==",
                     "--input", tmp_path / "text", expect=1)
-    assert "--separator '==' is no line of the input (it is 3 times within a line)" in said
+    assert "--separator '==' is no line of the input, and 3 times within a line" in said
     assert not list(tmp_path.glob("t.bin*"))
