@@ -327,6 +327,18 @@ const char *dataloader_tokenizer(const struct dataloader *loader) {
     return loader->tokenizer;
 }
 
+static bool is_same(const struct token_file *a, const struct token_file *b) {
+    const bool one = a->status.st_ino == b->status.st_ino && a->status.st_dev == b->status.st_dev;
+    return one || (a->count == b->count && a->sum == b->sum);
+}
+
+const char *dataloader_shared(const struct dataloader *loader, const struct dataloader *other) {
+    for (size_t i = 0; i < loader->count; i++)
+        for (size_t j = 0; j < other->count; j++)
+            if (is_same(&loader->files[i], &other->files[j])) return loader->files[i].path;
+    return NULL;
+}
+
 size_t dataloader_files(const struct dataloader *loader) {
     return loader->count;
 }

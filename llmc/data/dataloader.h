@@ -78,6 +78,10 @@ int dataloader_check_files(struct dataloader *loader);
  * there is neither. The loader owns the string. */
 const char *dataloader_tokenizer(const struct dataloader *loader);
 
+/* The path of the first file of `loader` that `other` has, too: by any name, or a copy with the same tokens.
+ * NULL: none. */
+const char *dataloader_shared(const struct dataloader *loader, const struct dataloader *other);
+
 size_t dataloader_files(const struct dataloader *loader);
 uint64_t dataloader_tokens(const struct dataloader *loader); /* in all files */
 

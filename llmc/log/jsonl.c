@@ -33,18 +33,23 @@ json_t *jsonl_float(float value) {
 struct jsonl {
     int file;
     bool failed;
-    int last;    /* step; -1: none */
-    char path[]; /* for messages */
+    int last;       /* step; -1: none */
+    int gap, after; /* steps gap ... after - 1 have no line; after 0: no gap */
+    char path[];    /* for messages */
 };
 
 /* Whether a line of an earlier part of the run is still valid when `step` steps are done. Sets
- * *last to the step of the line. */
-static bool holds(const char *line, size_t bytes, int step, int *last) {
+ * log->last to the step of the line, and notes a gap before it. */
+static bool holds(const char *line, size_t bytes, int step, struct jsonl *log) {
     json_t *event = json_loadb(line, bytes, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));
     json_int_t at = json_integer_value(json_object_get(event, "step"));
     bool yes = kind && strcmp(kind, "end") != 0 && (strcmp(kind, "step") ? at <= step : at < step);
-    if (yes && !strcmp(kind, "step") && at > *last) *last = (int)at;
+    if (yes && !strcmp(kind, "step") && at > log->last) {
+        if (log->last >= 0 && at > log->last + 1 && !log->after)
+            log->gap = log->last + 1, log->after = (int)at;
+        log->last = (int)at;
+    }
     json_decref(event);
     return yes;
 }
@@ -57,7 +62,7 @@ static bool is_at(const char *path, const struct stat *file) {
 /* Writes the lines of `map` that are still valid to a file. *prefix: the bytes before the first line
  * that is not. */
 static int copy_valid(const struct file_map *map, int step, int file, const char *path,
-                      size_t *prefix, int *last) {
+                      size_t *prefix, struct jsonl *log) {
     const char *start = (const char *)map->data, *line = start, *end = line + map->bytes;
     bool all = true;
     int status = 0;
@@ -66,7 +71,7 @@ static int copy_valid(const struct file_map *map, int step, int file, const char
         const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
         if (!newline) break;
         const size_t bytes = (size_t)(newline + 1 - line);
-        const bool valid = holds(line, bytes - 1, step, last);
+        const bool valid = holds(line, bytes - 1, step, log);
         all &= valid;
         if (all) *prefix += bytes;
         if (valid && !status && file >= 0) status = file_write(file, line, bytes, path);
@@ -79,7 +84,7 @@ static int copy_valid(const struct file_map *map, int step, int file, const char
  * else writes to it. With --meet a rank 0 may be stopped in here, and another one may have replaced
  * the log when it goes on. Then this one keeps a file that has no name any more. On a full disk the
  * old file stays, and is cut. Returns the file, or -1 after reporting. */
-static int cut_back(const char *path, int step, int *last) {
+static int cut_back(const char *path, int step, struct jsonl *log) {
     char partial[FILE_PATH_BYTES];
     struct file_map map;
     struct stat old, made;
@@ -92,7 +97,7 @@ static int cut_back(const char *path, int step, int *last) {
     int status = file < 0 || fstat(file, &made)
                      ? log_error("cannot create '%s': %s", partial, strerror(errno))
                      : 0;
-    if (copy_valid(&map, step, file, partial, &prefix, last)) status = -1;
+    if (copy_valid(&map, step, file, partial, &prefix, log)) status = -1;
     if (file_unmap(&map)) status = -1;
     if (!status && fsync(file))
         status = log_error("cannot write '%s' to disk: %s", partial, strerror(errno));
@@ -113,7 +118,7 @@ int jsonl_open(const char *path, int step, struct jsonl **out) {
     strcpy(log->path, path);
     log->last = -1;
     if (step && !access(path, F_OK)) {
-        log->file = cut_back(path, step, &log->last);
+        log->file = cut_back(path, step, log);
     } else {
         log->file =
             open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (step ? 0 : O_TRUNC), 0666);
@@ -169,6 +174,13 @@ int jsonl_write(struct jsonl *log, json_t *event) {
 
 int jsonl_last_step(const struct jsonl *log) {
     return log ? log->last : -1;
+}
+
+bool jsonl_has_gap(const struct jsonl *log, int step, int *first, int *last) {
+    if (!log || log->last < 0) return false;
+    *first = log->after ? log->gap : log->last + 1;
+    *last = (log->after ? log->after : step) - 1;
+    return *first <= *last;
 }
 
 void jsonl_close(struct jsonl *log) {

@@ -2,6 +2,7 @@
 #include "llmc/run/run_data.h"
 
 #include "llmc/data/tokenizer_file.h"
+#include "llmc/log/error.h"
 #include "llmc/util/file.h"
 
 int run_data_open(const struct options *o, bool training, int workers, int length,
@@ -15,7 +16,14 @@ int run_data_open(const struct options *o, bool training, int workers, int lengt
     const struct dataloader *data = training ? *train : *val;
     if (config_complete(o->model, o->vocabulary, dataloader_vocabulary(data), c)) return -1;
     if (*train && dataloader_check_vocabulary(*train, c->vocabulary)) return -1;
-    return *val && dataloader_check_vocabulary(*val, c->vocabulary) ? -1 : 0;
+    if (*val && dataloader_check_vocabulary(*val, c->vocabulary)) return -1;
+    const char *shared = *train && *val ? dataloader_shared(*val, *train) : NULL;
+    if (shared && log_rank <= 0)
+        log_error("--train has the file '%s' of --val, too, or a copy of it: the validation "
+                  "perplexity will be that "
+                  "of text that the model has learnt",
+                  shared);
+    return 0;
 }
 
 int run_data_open_choices(const struct options *o, struct llama_config *c,

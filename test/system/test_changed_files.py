@@ -133,3 +133,32 @@ def test_validation_data_that_change(data, tmp_path, change):
     process.send_signal(signal.SIGCONT)
     assert f"'{val}'" in said_by(process)
     assert not events(tmp_path / "log", "eval")
+
+
+@pytest.mark.parametrize("lines, said", [
+    (slice(4, 7), "steps 3 to 5"), (slice(8, None), "steps 7 to 11"), (slice(0, 4), None)])
+def test_a_log_with_a_gap(data, tmp_path, lines, said):
+    """As after a loss of power. The run goes on, and says it."""
+    common = dict(val=None, save_every=0)
+    succeed(*settings(data, tmp_path, steps=12, **common))
+    log = tmp_path / "log.jsonl"
+    kept = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    del kept[lines]
+    log.write_text("".join(kept), encoding="utf-8")
+    done = succeed(*settings(data, tmp_path, steps=14, resume="auto", schedule="constant", **common))
+    assert (f"has no lines of {said}" in done.stderr) if said else not done.stderr
+    assert events(log, "step")[-1]["step"] == 13
+
+
+@pytest.mark.parametrize("make", [None, os.symlink, os.link, lambda old, new: new.write_bytes(old.read_bytes())])
+def test_a_file_of_both_training_and_validation(data, tmp_path, make):
+    """Such as by --train 'x_*.bin' --val x_val.bin."""
+    (tmp_path / "x_000.bin").write_bytes((data / "train.bin").read_bytes())
+    (tmp_path / "x_001.bin").write_bytes((data / "val.bin").read_bytes())
+    val = tmp_path / ("other.bin" if make else "x_001.bin")
+    if make:
+        make(tmp_path / "x_001.bin", val)
+    both = succeed(*settings(data, tmp_path / "out", train=tmp_path / "x_*.bin", val=val, steps=1), ranks=2)
+    (line,) = both.stderr.splitlines()
+    assert f"--train has the file '{val}' of --val, too, or a copy of it" in line
+    assert not succeed(*settings(data, tmp_path / "apart", steps=1)).stderr
