@@ -18,6 +18,8 @@ const char *lossynet_status_string(lossynet_status status) {
         return "a peer broke the protocol";
     case LOSSYNET_FILE:
         return "a file could not be read";
+    case LOSSYNET_ELSEWHERE:
+        return "another rank waits in another collective call";
     }
     return "unknown status";
 }

@@ -14,9 +14,10 @@ typedef enum {
     LOSSYNET_OK = 0,
     LOSSYNET_INVALID, /* an argument or setting makes no sense */
     LOSSYNET_NO_MEMORY,
-    LOSSYNET_LINK,     /* the link failed: a peer died, MPI reported an error */
-    LOSSYNET_PROTOCOL, /* a datagram that no version of this program sends */
-    LOSSYNET_FILE,     /* a trace file could not be read */
+    LOSSYNET_LINK,      /* the link failed: a peer died, MPI reported an error */
+    LOSSYNET_PROTOCOL,  /* a datagram that no version of this program sends */
+    LOSSYNET_FILE,      /* a trace file could not be read */
+    LOSSYNET_ELSEWHERE, /* another rank waits in another collective call */
 } lossynet_status;
 
 struct lossynet_world;

@@ -45,6 +45,7 @@ struct ln_liveness {
     double refused;   /* when its host last refused a datagram for its address; 0: never */
     bool suspected;   /* it has been silent for so long that we ask all peers */
     bool missed;      /* it was silent when a peer made the comm fail */
+    double elsewhere; /* since when it waits in a gather that we have not begun; 0: it does not */
     bool knows;       /* it knows that we leave */
     bool probe_sends; /* our PROBE asks for what lets us send: credit, or an open phase */
     struct ln_timer probe;

@@ -4,6 +4,7 @@
  */
 #include "lossynet/transport/progress.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 
@@ -124,6 +125,26 @@ static void judge(struct ln_transport *t, int peer, double silence) {
                         OWING * t->session.peer_timeout);
 }
 
+/* A peer that we need may wait in a gather that we have not begun. If that lasts for peer_timeout, both
+ * ranks would wait for ever: the caller's wait ends. The comm stays usable for a gather, in which the
+ * ranks may tell each other where they are. */
+static void find_elsewhere(struct ln_transport *t, int peer, bool needed, double now) {
+    struct ln_liveness *live = &t->peers[peer].live;
+    const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
+    const bool ahead = (int32_t)(t->peers[peer].control.gathers - begun) > 0;
+    if (!needed || !ahead || !t->receiver.waits || t->deadline.on) {
+        live->elsewhere = 0;
+        return;
+    }
+    if (live->elsewhere == 0) live->elsewhere = now;
+    if (now - live->elsewhere <= t->session.peer_timeout || t->receiver.elsewhere) return;
+    t->receiver.elsewhere = true;
+    ln_log("rank %d, step %" PRIu64
+           ": rank %d has waited in another call for %g s: expected all ranks "
+           "to make the same collective calls in the same order",
+           t->world.rank, ln_session_step(t), peer, t->session.peer_timeout);
+}
+
 /* Asks a peer for a sign of life, or for what lets us send. Returns when to ask again. */
 static double ask(struct ln_transport *t, int peer, double now) {
     struct ln_peer *p = &t->peers[peer];
@@ -155,6 +176,7 @@ static double watch(struct ln_transport *t, int peer, double now) {
     const bool needed = needs(t, peer), first = needed && live->expected == 0;
     if (!needed) live->expected = 0;
     if (first) live->expected = now;
+    find_elsewhere(t, peer, needed, now);
     if (!ln_progress_expects(t, peer)) {
         live->asked = 0;
         return HUGE_VAL;
@@ -219,11 +241,14 @@ void ln_progress_leave(struct ln_transport *t) {
 
 lossynet_status ln_progress_until(struct ln_transport *t, bool (*over)(struct ln_transport *, int),
                                   int argument) {
-    while (!t->failed && !over(t, argument)) {
+    t->receiver.waits = true;
+    t->receiver.elsewhere = false;
+    while (!t->failed && !t->receiver.elsewhere && !over(t, argument)) {
         double wait = ln_progress_turn(t);
         if (wait > 0 && !t->failed && !over(t, argument)) t->link->wait(t->link, wait);
     }
-    return t->failed;
+    t->receiver.waits = false;
+    return !t->failed && t->receiver.elsewhere ? LOSSYNET_ELSEWHERE : t->failed;
 }
 
 /* Runs the transport's own thread. It holds the lock except when a caller wants it. After a failure

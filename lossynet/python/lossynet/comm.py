@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._library import EVENT_NAMES, Counters, Drift, World, call, get, tell
+from ._library import EVENT_NAMES, Counters, Drift, LossynetError, World, call, get, tell
 
 GRADIENT, PARAMETER = 0, 1  # the phases of a step
 _ALL_WORKERS = -1
+_TORCHRUN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+             "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FORK_LAUNCHED")
+_SPREAD_BYTES = 16 << 20  # that leave at once
 
 
 class Place(NamedTuple):
@@ -20,6 +23,17 @@ class Place(NamedTuple):
     rank: int
     ranks: int
     address: str
+
+    @classmethod
+    def take(cls) -> Place:
+        """The same as ``of()``, and takes torchrun's variables out of the environment, so that frameworks that are
+        imported later (transformers, accelerate, Lightning) see one process and do not average, too. Hand it on:
+        ``ShardedOptimizer(..., **place._asdict())``."""
+        place = cls.of()
+        for name in [*os.environ]:
+            if name in _TORCHRUN or name.startswith(("TORCHELASTIC_", "ACCELERATE_USE_")):
+                del os.environ[name]
+        return place
 
     @classmethod
     def of(cls, rank: int | None = None, ranks: int | None = None, address: str | None = None) -> Place:
@@ -123,7 +137,7 @@ class Comm:
         self._end = weakref.finalize(self, _close, handle, world, os.getpid())  # also at the end of the process
         self._settings = _Settings(self.buckets, {**given, "workers": world.ranks})
         call("open", world, get("named_settings", self._settings.named, world.ranks), handle)
-        self._comm = handle
+        self._handle = handle
         self._ahead = None  # memory that the library reads
         self._lists: dict[int, Any] = {}
         self._measures_lead, self._look_ahead = self.option("lead") == "auto", float(self.option("look_ahead"))
@@ -139,6 +153,12 @@ class Comm:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+    @property
+    def _comm(self) -> ctypes.c_void_p:
+        if not self._handle:
+            raise LossynetError("the comm is closed: expected calls before close()", "closed")
+        return self._handle
 
     # ---- facts
 
@@ -239,18 +259,33 @@ class Comm:
         """Gives every rank rank 0's ``vector``, bucket by bucket. Nothing is lost. Collective."""
         pointer = ctypes.cast(_address(vector, self.elements, "vector"), ctypes.POINTER(ctypes.c_float))
         view, offset = np.ctypeslib.as_array(pointer, (self.elements,)), 0
-        offsets = ctypes.c_size_t * (self.ranks + 1)
         for size in self.buckets:
-            part = view[offset:offset + size]
-            copies = np.tile(part, self.ranks) if self.rank == 0 else part
-            out = offsets(*(4 * size * rank * (self.rank == 0) for rank in range(self.ranks + 1)))
-            call("swap", self._comm, copies.ctypes.data, out, part.ctypes.data,
-                 offsets(0, *[4 * size] * self.ranks))
+            self._spread_part(view[offset:offset + size].view(np.uint8))
             offset += size
+
+    def spread_bytes(self, content: np.ndarray) -> None:
+        """The same with an array of uint8 of any length, equal on all ranks."""
+        for begin in range(0, len(content), _SPREAD_BYTES):
+            self._spread_part(content[begin:begin + _SPREAD_BYTES])
+
+    def _spread_part(self, part: np.ndarray) -> None:
+        offsets, size = ctypes.c_size_t * (self.ranks + 1), part.nbytes
+        copies = np.tile(part, self.ranks) if self.rank == 0 else part
+        out = offsets(*(size * rank * (self.rank == 0) for rank in range(self.ranks + 1)))
+        call("swap", self._comm, copies.ctypes.data, out, part.ctypes.data, offsets(0, *[size] * self.ranks))
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """A small array of each rank: (ranks, *mine.shape). Reliable. Collective."""
         return self._gather("all_gather", mine)
+
+    def exchange(self, mine: np.ndarray) -> np.ndarray:
+        """The same, and it carries nothing else: also after a call that ended because another rank waits in another
+        call (``LossynetError.status``), to find out in which. Collective."""
+        offsets = ctypes.c_size_t * (self.ranks + 1)
+        every, each = np.tile(mine, (self.ranks, 1)), offsets(*(rank * mine.nbytes for rank in range(self.ranks + 1)))
+        result = np.empty_like(every)
+        call("swap", self._comm, every.ctypes.data, each, result.ctypes.data, each)
+        return result
 
     def pulse(self, mine: np.ndarray) -> np.ndarray:
         """The all_gather that a step makes once; it carries the step's measurements. Collective."""

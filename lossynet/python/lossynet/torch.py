@@ -1,6 +1,9 @@
-"""Trains a PyTorch model over a network that loses packets: one line of a training script changes.
+"""With nothing lost, whatever your script does, the result is that of DistributedDataParallel with the same
+optimizer, or an exception names the line to write instead.
 
-    optimizer = lossynet.torch.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+Trains a PyTorch model over a network that loses packets: one line of a training script changes.
+
+    optimizer = lossynet.torch.ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)
 
 takes the place of ``DistributedDataParallel`` and of the optimizer. Every rank has a replica of the
 parameters. A step averages gradients at the owners of 1/N of the parameters each, runs the given optimizer
@@ -11,14 +14,18 @@ there (ZeRO stage 1, Rajbhandari et al. 2020), and broadcasts the new values:
     forward      each module waits for its own parameters; what was lost stays as it was, and is corrected
                  by a later step
 
-Parameters in float32 on the CPU become views of the vector that the library sends. Others (bfloat16, GPUs)
-are copied to and from float32 in the host's memory, which is pinned for GPUs; their masters are float32.
+A script that touches ``p.grad`` or a parameter meanwhile finds what DistributedDataParallel would show: the
+average of all ranks, and complete parameters (_touch.py). That costs the time that was saved. Parameters in
+float32 on the CPU are memory of the vector that the library sends. Others (bfloat16, GPUs) are copied to and
+from float32 in the host's memory, which is pinned for GPUs; their masters are float32.
 """
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import logging
 import math
+import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,11 +33,14 @@ import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ._library import LossynetError, World, get
-from .comm import Comm, Place, gather_at_start, meet, options
+from . import _model, _state, _touch
+from ._library import LossynetError, get
+from .comm import Comm, Place, meet, options
 
-_NOT_SETTINGS = ("params", "param_names")  # entries of a parameter group that are no hyperparameters
-_KEYS_BYTES = 192  # room for the names of an optimizer's state
+
+
+_STEP, _AVERAGE, _ANEW = 1, 2, 3  # why a rank ends a gradient phase
+_NAME_BYTES = 64
 
 
 class _Entry:
@@ -39,65 +49,107 @@ class _Entry:
     def __init__(self, parameter: torch.nn.Parameter, name: str, bucket: int, offset: int):
         self.parameter, self.name, self.bucket = parameter, name, bucket
         self.place = slice(offset, offset + parameter.numel())
+        self.dtype, self.device, self.kind = parameter.dtype, parameter.device, type(parameter)
         self.direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
-        self.final = False  # its gradient of this step
+        self.words = f"parameter {name}" if name else f"a parameter of shape {tuple(parameter.shape)}"
+        self.final = False  # its gradient of this step is with the library
+        self.sent: _touch.Sent | None = None  # what p.grad is then
         self.value: torch.Tensor  # its part of the vector of parameters, and of gradients
         self.gradient: torch.Tensor
+        self.where: tuple[int, tuple[int, ...]]  # address and strides of the value
+        self.version = 0  # of the parameter, when it was last like the value
         self.pieces: list[tuple[slice, torch.nn.Parameter]] = []  # what this rank owns of it: one or none
 
-    def digest(self) -> bytes:
-        parameter = self.parameter
-        text = f"{self.name} {tuple(parameter.shape)} {parameter.dtype} {self.bucket}"
-        return hashlib.sha256(text.encode()).digest()[:8]
+
+class _NoState(defaultdict):
+    """``optimizer.state`` of all elements is nowhere: each rank has that of its shards."""
+
+    def _refuse(self, *_given: Any, **_more: Any) -> Any:
+        raise RuntimeError("lossynet: optimizer.state: every rank has the state of its shards alone: expected "
+                           "optimizer.gathered_state_dict(), and optimizer.load_state_dict() to change it")
+
+    __getitem__ = __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _refuse
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
+class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     """An optimizer whose ranks each own 1/N of the parameters, over a network that loses packets.
 
-    ``params``: as for every optimizer: parameters, (name, parameter) pairs or groups. ``optimizer_class``:
-    one that treats elements alone (AdamW, Adam, SGD, ...); it gets the keyword arguments that are not named
-    here (``lr``, ``weight_decay``, ...). ``clip``: largest norm of the averaged gradient, of all ranks
-    together; 0: no limit. ``bucket_mb``: size of a bucket in 2^20 bytes of float32. ``buckets``: instead,
-    lists of parameters in the order in which backward finishes them. ``overlap``: parameters arrive during
-    the next forward pass. ``rank``, ``ranks``, ``address``, ``timeout`` and the trainer's options
-    (``loss_rate``, ``wire_dtype``, ``carry``, ...): see ``lossynet.Comm``.
+    ``params``: the model, all of which then comes from rank 0; or, as for every optimizer, parameters, (name,
+    parameter) pairs or groups, with ``model`` beside them. ``optimizer_class``: one that treats elements alone
+    (AdamW, Adam, SGD, ...); it gets the keyword arguments that are not named here (``lr``, ``weight_decay``, ...).
+    ``clip``: largest norm of the averaged gradient, of all ranks together; 0: no limit. ``bucket_mb``: size of a
+    bucket in 2^20 bytes of float32. ``buckets``: instead, lists of parameters in the order in which backward
+    finishes them. ``overlap``: parameters arrive during the next forward pass. ``rank``, ``ranks``, ``address``,
+    ``timeout`` and the trainer's options (``loss_rate``, ``wire_dtype``, ``carry``, ...): see ``lossynet.Comm``.
 
-    At construction all ranks take rank 0's values. Buffers (as of BatchNorm) stay each rank's own. Gradients
-    are consumed: ``step()`` sets them to None. LR schedulers see ``param_groups`` as usual. Raises
-    LossynetError where the model differs between ranks, and, in later calls, where a rank dies or leaves.
+    At construction all ranks take rank 0's values. ``step()`` also does zero_grad(). A parameter without a
+    gradient at any rank is left alone, as PyTorch does. LR schedulers see ``param_groups`` as usual. Raises
+    LossynetError where the model differs between ranks, and, in later calls, where a rank dies, leaves or makes
+    another call.
     """
 
-    def __init__(self, params: Iterable[Any], optimizer_class: type[torch.optim.Optimizer], *,
-                 clip: float = 0.0, bucket_mb: float = 4, overlap: bool = True,
-                 buckets: list[list[torch.nn.Parameter]] | None = None, rank: int | None = None,
-                 ranks: int | None = None, address: str | None = None, timeout: float = 60, **keywords: Any):
+    def __init__(self, params: torch.nn.Module | Iterable[Any], optimizer_class: type[torch.optim.Optimizer], *,
+                 model: torch.nn.Module | None = None, clip: float = 0.0, bucket_mb: float = 4,
+                 overlap: bool = True, buckets: list[list[torch.nn.Parameter]] | None = None,
+                 rank: int | None = None, ranks: int | None = None, address: str | None = None,
+                 timeout: float = 60, **keywords: Any):
+        if isinstance(params, torch.nn.Module):
+            model, params = params, params.named_parameters()
         super().__init__(params, {})
         given = {name: keywords.pop(name) for name in options() if name in keywords}
-        self.clip, self._overlap, self._sync = clip, overlap, True
+        self.clip, self._overlap, self._sync, self._late = clip, overlap, True, False
+        every = [p for group in self.param_groups for p in group["params"]]
+        if any(id(p) in _touch.OWNERS for p in every):
+            raise ValueError("lossynet: a parameter has a ShardedOptimizer already: expected its close() before")
+        _model.check_elementwise(optimizer_class, self.param_groups, keywords)
         self._entries, sizes = self._lay_out(buckets, int(bucket_mb * 2**18) or 1)
+        self._of = {id(entry.parameter): entry for entry in self._entries}
+        _model.check_parameters([(entry.name, entry.parameter) for entry in self._entries])
+        self._frozen = [p for p in every if id(p) not in self._of]
+        self._groups = [list(map(id, group["params"])) for group in self.param_groups]
+        self._others = _model.Others(set(self._of))
+        self._others.frozen = [("frozen", p) for p in self._frozen]
+        if model is not None:
+            _model.check_wrapper(model)
+            self._others.cover(model)
         world = meet(Place.of(rank, ranks, address), timeout)
         try:
-            _same_model(world, self._entries)
+            _model.same_model(world, [(entry.name, entry.parameter) for entry in self._entries],
+                              [entry.bucket for entry in self._entries], self._others.everything())
         except LossynetError:
             get("rendezvous_close", world)
             raise
         self.comm = Comm(sizes, world=world, **given)
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords)
+        self._others.spread(self.comm)
+        self._others.agreed = model is not None
+        self._process = os.getpid()
         self._steps = 0  # that step() has begun to broadcast
+        self._step_begun = -1
         self._begun = self._broadcasting = False  # a gradient phase; a parameter phase
+        self._averaged = False  # gradients are the average of all ranks
         self._events: dict[int, torch.cuda.Event] = {}  # of buckets: the copy from a GPU is complete
         self._norm, self._report = 0.0, {}
         self._next = 0  # the first bucket that has not been sent in this step
-        self._unready = self._parameters_of_buckets()
-        self._arriving = [False] * len(sizes)
-        self._known: set[int] | None = set()  # parameters that a module waits for; None: learnt
-        self._first: list[int] = []  # buckets that the first module waits for
-        self._modules: dict[torch.nn.Module, list[_Entry]] = {}
-        self._of = {id(entry.parameter): entry for entry in self._entries}
+        self._witness: _Entry | None = None  # whose gradient was the first to become final
+        self._of_bucket: list[list[_Entry]] = [[] for _ in sizes]
         for entry in self._entries:
-            entry.parameter.register_post_accumulate_grad_hook(self._gradient_final)
-        self._hook = register_module_forward_pre_hook(self._before_forward)
+            self._of_bucket[entry.bucket].append(entry)
+        self._unready = [len(entries) for entries in self._of_bucket]
+        self._arriving = [False] * len(sizes)
+        self._hooked = False  # a module has called hooks since the last step
+        self._modules: dict[torch.nn.Module, list[int]] = {}  # the buckets that a module waits for
+        self._hooks = [entry.parameter.register_post_accumulate_grad_hook(self._gradient_final)
+                       for entry in self._entries]
+        self._hooks.append(register_module_forward_pre_hook(self._before_forward))
+        _touch.OWNERS.update((id(entry.parameter), self) for entry in self._entries)
+        self.state = _NoState(dict)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "state" and isinstance(self.__dict__.get("state"), _NoState):
+            self.state.clear()  # refuses
+        super().__setattr__(name, value)
 
     # ---- construction
 
@@ -135,9 +187,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._values = torch.empty(elements, pin_memory=pinned)
         self._gradients = torch.zeros(elements, pin_memory=pinned)
         self._ahead: torch.Tensor | None = None
+        memory = self._values.numpy()
         for entry in self._entries:
             shape = entry.parameter.shape
-            entry.value = self._values[entry.place].view(shape)
+            # The storage is the parameter's own: safetensors saves storages, and others compare them.
+            entry.value = torch.from_numpy(memory[entry.place]).view(shape)
+            entry.where = entry.value.data_ptr(), entry.value.stride()
             entry.gradient = self._gradients[entry.place].view(shape)
             entry.value.copy_(entry.parameter.detach())
         self.comm.spread(self._values)
@@ -147,6 +202,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 entry.parameter.data = entry.value
             else:
                 entry.parameter.data.copy_(entry.value)
+            entry.version = entry.parameter._version
         self._owned = [shard for shard in self.comm.owned() if shard.stop > shard.start]
 
     def _optimizer_of_shards(self, optimizer_class: type[torch.optim.Optimizer],
@@ -159,23 +215,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     piece = torch.nn.Parameter(self._values[begin:end])
                     piece.grad = self._gradients[begin:end]
                     entry.pieces.append((slice(begin, end), piece))
-        of = {id(entry.parameter): entry for entry in self._entries}
-        groups = []
+        of, groups = self._of, []
         for group in self.param_groups:
             pieces = [piece for p in group["params"] if id(p) in of for _, piece in of[id(p)].pieces]
-            groups.append({**_settings(group), "params": pieces})
+            groups.append({**_model.settings(group), "params": pieces})
         inner = optimizer_class(groups, **keywords)
         for group, shards in zip(self.param_groups, inner.param_groups):
-            for name, value in _settings(shards).items():
+            for name, value in _model.settings(shards).items():
                 group.setdefault(name, value)
         self.defaults = dict(inner.defaults)
         return inner
-
-    def _parameters_of_buckets(self) -> list[int]:
-        counts = [0] * len(self.comm.buckets)
-        for entry in self._entries:
-            counts[entry.bucket] += 1
-        return counts
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only at construction: owners agree on the vector then."""
@@ -198,20 +247,66 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _gradient_final(self, parameter: torch.nn.Parameter) -> None:
         """Autograd calls this when it has added a parameter's gradient."""
         entry = self._of[id(parameter)]
-        if entry.final:
-            raise RuntimeError("lossynet: a second backward() before step(): expected `with "
-                               "optimizer.no_sync():` around all backward passes of a step but the last")
+        if parameter.grad.is_sparse:
+            raise RuntimeError(f"lossynet: {entry.words} has a sparse gradient: expected a dense one: sparse=False "
+                               "in nn.Embedding")
+        if parameter.dtype != entry.dtype or parameter.device != entry.device:
+            self._refuse_conversion(entry)
+        if self._begun and (entry.final or self._is_dropped()):
+            self._start_anew()
+        self._averaged = False
         if entry.direct:
             self._collect(entry)
         if not self._sync:
             return
-        if not self._begun:
-            self._begin()
-        if not entry.direct:
-            self._collect(entry)
-        entry.final = True
-        self._unready[entry.bucket] -= 1
-        self._send(wait=False)
+        if not self._late:
+            if not self._begun:
+                self._begin()
+            if not entry.direct:
+                self._collect(entry)
+            entry.final = True
+            self._witness = self._witness or entry
+        if parameter.grad is not entry.sent:
+            entry.sent = _touch.sent(parameter.grad, parameter, self._touched)
+            parameter.grad = entry.sent
+        if entry.final:
+            self._unready[entry.bucket] -= 1
+            self._send(wait=False)
+
+    def _is_dropped(self) -> bool:
+        """Whether the script has done zero_grad() since gradients have left."""
+        return self._witness is not None and self._witness.parameter.grad is not self._witness.sent
+
+    def _start_anew(self) -> None:
+        """Another backward() before step(): what has left does not count. From now on gradients leave in step()."""
+        kept = None if self._is_dropped() else self._gradients.clone()
+        self._reduce(_ANEW)
+        if kept is not None:
+            self._gradients.copy_(kept)
+        logging.getLogger("lossynet").info("lossynet: a backward() is not followed by step(): from now on gradients "
+                                           "leave in step(); optimizer.no_sync() around all but the last is faster")
+        self._late = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients: the step starts anew."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = None if set_to_none else torch.zeros_like(parameter)
+
+    def _touched(self, gradient: _touch.Sent) -> torch.Tensor:
+        """A script uses p.grad: from now on it is the average of all ranks. Returns it."""
+        parameter = gradient.parameter
+        if parameter.grad is gradient:
+            if torch._C._current_graph_task_id() >= 0:
+                raise RuntimeError("lossynet: p.grad is used during backward(): expected the hook to be registered "
+                                   "before ShardedOptimizer is made, or Tensor.register_hook")
+            self._average()
+        entry = self._of[id(parameter)]
+        if entry.sent is not gradient or parameter.grad is None or parameter.grad is gradient:
+            raise RuntimeError("lossynet: a gradient from before zero_grad() or step() is used: expected "
+                               "p.grad.clone() before")
+        return parameter.grad
 
     @torch.no_grad()
     def _collect(self, entry: _Entry) -> None:
@@ -219,24 +314,31 @@ class ShardedOptimizer(torch.optim.Optimizer):
         gradient = entry.parameter.grad
         if gradient is None:
             entry.gradient.zero_()
-        elif gradient is entry.gradient:
+        elif gradient is entry.gradient or (entry.direct and gradient is entry.sent):
             pass  # autograd has added to it in place
         elif entry.direct:
             entry.gradient.copy_(gradient)
             entry.parameter.grad = entry.gradient
-        elif self._stream:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-            with torch.cuda.stream(self._stream):
-                entry.gradient.copy_(gradient, non_blocking=True)
-            gradient.record_stream(self._stream)
-            self._events[entry.bucket] = self._stream.record_event()
         else:
+            with torch._C.DisableTorchFunctionSubclass():  # it may be a Sent
+                self._copy_to_host(entry, gradient)
+
+    def _copy_to_host(self, entry: _Entry, gradient: torch.Tensor) -> None:
+        if not self._stream:
             entry.gradient.copy_(gradient)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            entry.gradient.copy_(gradient, non_blocking=True)
+        gradient.record_stream(self._stream)
+        self._events[entry.bucket] = self._stream.record_event()
 
     def _begin(self) -> None:
-        self.comm.step_begin(self._steps)
+        if self._step_begun != self._steps:
+            self.comm.step_begin(self._steps)
+            self._step_begun = self._steps
         self.comm.reduce_begin(self._gradients)
-        self._begun, self._next, self._events = True, 0, {}
+        self._begun, self._next, self._events, self._witness = True, 0, {}, None
 
     def _send(self, wait: bool) -> None:
         """Lets buckets leave that are final and in the host's memory."""
@@ -262,41 +364,209 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._finish_gradients()
-        self._end_broadcast()
-        if self._broadcasting:
-            self.comm.report_begin(self._steps - 1, self._values)
-        self.comm.reduce(self._gradients)
-        squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
-        norm = math.sqrt(self.comm.pulse(np.array([squares], np.float64)).sum())
-        if self._broadcasting:
-            self._keep_report(self.comm.report_end())
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"lossynet: step {self._steps}: the gradient's norm is {norm}: expected a "
-                                     "finite one; the parameters are those of the step before")
+        self._check_script()
+        every = self._gradients_of_step()
+        norm = math.sqrt(every["squares"].sum())
+        used = every["used"].any(axis=0)
+        self._forget_gradients()
+        if used.any() and not math.isfinite(norm):
+            raise FloatingPointError(f"lossynet: step {self._steps}: the gradient's norm is {norm}: expected a finite "
+                                     "one; the parameters are those of the step before, and training can go on: "
+                                     "expected that every rank catches this, or a smaller learning rate")
         self._norm = norm
-        self._update(norm)
-        self._begun, self._broadcasting = False, True
+        self._adopt()
+        self._update(norm, used)
+        self._share_buffers(every)
+        self._broadcasting = True
         self._steps += 1
-        self._unready = self._parameters_of_buckets()
-        for entry in self._entries:
-            entry.final = False
-            entry.parameter.grad = None
-        self.comm.broadcast_begin(self._values)
-        self._arriving = [True] * len(self._arriving)
-        self._learn()
-        if not self._overlap:
-            self._end_broadcast()
+        self._begin_broadcast()
         return loss
 
-    def _finish_gradients(self) -> None:
+    def _check_script(self) -> None:
+        if [list(map(id, group["params"])) for group in self.param_groups] != self._groups:
+            raise RuntimeError("lossynet: param_groups have other parameters than at construction: expected close() "
+                               "and a new ShardedOptimizer")
+        if any(p.requires_grad for p in self._frozen):
+            raise RuntimeError("lossynet: a parameter requires a gradient that did not at construction: expected "
+                               "requires_grad_(True) before ShardedOptimizer is made, or close() and a new one; what "
+                               "is frozen later is left alone")
+
+    def _gradients_of_step(self) -> dict[str, np.ndarray]:
+        """Lets the gradients of this step be averaged at their owners, and returns the records of all ranks."""
+        changed = {entry: entry.parameter.grad for entry in self._entries if entry.sent is not None
+                   and entry.parameter.grad is not None and entry.parameter.grad is not entry.sent}
+        if changed and not self._averaged:  # p.grad was replaced, as after an all-reduce it may be
+            self._average()
+            for entry, gradient in changed.items():
+                entry.parameter.grad = gradient
+        if not self._averaged:
+            every = self._reduce(_STEP)
+            if not (every["why"] == _AVERAGE).any():
+                return every
+            self._share_gradients(every)  # another rank looks at them
+        for entry in self._entries:
+            if entry.pieces:
+                self._collect_averaged(entry)
+        return self._agree(f"step() {self._steps}")
+
+    @torch.no_grad()
+    def _collect_averaged(self, entry: _Entry) -> None:
+        gradient = entry.parameter.grad
+        if gradient is None:
+            entry.gradient.zero_()
+        else:
+            entry.gradient.copy_(gradient)
+
+    def _forget_gradients(self) -> None:
+        self._averaged = False
+        for entry in self._entries:
+            entry.parameter.grad = entry.sent = None
+
+    # ---- what ranks tell each other
+
+    def _record(self, why: int) -> np.ndarray:
+        """One rank's part of ``_read``: why it is here, and what its gradients are like."""
+        squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
+        used = [entry.parameter.grad is not None for entry in self._entries]
+        changed = self._others.changed() if self._others.agreed and why == _STEP else np.zeros(len(self._others.units))
+        bits = np.concatenate([used, changed if self._others.agreed else []]).astype(bool)
+        numbers = np.array([squares], np.float64).tobytes()
+        numbers += np.array([why, self._steps, self._others.digest], np.int64).tobytes()
+        return np.concatenate([np.frombuffer(numbers, np.uint8), np.packbits(bits)])
+
+    def _read(self, every: np.ndarray) -> dict[str, np.ndarray]:
+        numbers = np.ascontiguousarray(every[:, 8:32]).view(np.int64)
+        bits = np.unpackbits(every[:, 32:], axis=1).astype(bool)
+        count = len(self._entries)
+        return {"squares": np.ascontiguousarray(every[:, :8]).view(np.float64), "why": numbers[:, 0],
+                "steps": numbers[:, 1], "digest": numbers[:, 2], "used": bits[:, :count],
+                "changed": bits[:, count:count + len(self._others.units) * self._others.agreed]}
+
+    def _reduce(self, why: int) -> dict[str, np.ndarray]:
+        """Ends the gradient phase. All ranks must do so for reasons that go together."""
         if not self._begun:
             self._begin()
-        for entry in self._entries:
+        for entry in self._entries if why != _ANEW else ():
             if not entry.final:
                 self._collect(entry)
         self._unready = [0] * len(self._unready)
         self._send(wait=True)
+        self._end_broadcast()
+        if self._broadcasting:
+            self.comm.report_begin(self._steps - 1, self._values)
+        self._together(why, self.comm.reduce, self._gradients)
+        every = self._read(self._together(why, self.comm.pulse, self._record(why)))
+        if self._broadcasting:
+            self._keep_report(self.comm.report_end())
+        self._begun = self._broadcasting = False
+        self._unready = [len(entries) for entries in self._of_bucket]
+        for entry in self._entries:
+            entry.final = False
+        if _ANEW in every["why"] and (every["why"] != _ANEW).any():
+            raise _elsewhere([self._place(*pair) for pair in zip(every["why"], every["steps"])])
+        self._check_others(every["digest"])
+        return every
+
+    def _place(self, why: int, step: int) -> str:
+        return {_STEP: f"step() {step}", _AVERAGE: f"p.grad of step {step}, which it reads or changes",
+                _ANEW: f"another backward() without step() {step}"}[int(why)]
+
+    def _together(self, why: int, function: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return function(*given)
+        except LossynetError as error:
+            if error.status == "another rank waits in another collective call":
+                self._agree(self._place(why, self._steps))  # they tell each other where they are
+            raise
+
+    def _agree(self, name: str) -> dict[str, np.ndarray]:
+        """All ranks say which collective call they are in. LossynetError: they are not in the same one."""
+        text = np.frombuffer(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), np.uint8)
+        every = self.comm.exchange(np.concatenate([text, self._record(_STEP)]))
+        names = [bytes(row[:_NAME_BYTES]).decode(errors="replace").strip() for row in every]
+        if len(set(names)) > 1:
+            raise _elsewhere(names)
+        return self._read(every[:, _NAME_BYTES:])
+
+    def _average(self) -> None:
+        """Gradients become the average of all ranks, on every rank, as DistributedDataParallel leaves them."""
+        self._share_gradients(self._reduce(_AVERAGE))
+
+    @torch.no_grad()
+    def _share_gradients(self, every: dict[str, np.ndarray]) -> None:
+        fresh = torch.empty_like(self._gradients)
+        self.comm.gather_fresh(self._gradients, fresh)
+        for entry, used in zip(self._entries, every["used"].any(axis=0)):
+            if used:
+                gradient = fresh[entry.place].view(entry.parameter.shape)
+                entry.parameter.grad = gradient if entry.direct else gradient.to(entry.device, entry.dtype)
+        self._averaged = True
+
+    def _check_others(self, digests: np.ndarray) -> None:
+        """After the first backward: is what the optimizer was not given the same on all ranks?"""
+        if self._others.agreed or self._steps or not (digests != 0).all():
+            return
+        if (digests != digests[0]).any():
+            raise LossynetError("parameters that the optimizer was not given, or buffers, differ between ranks: "
+                                "expected ShardedOptimizer(model, ...), or model=model beside parameters: then all of it "
+                                "comes from rank 0")
+        self._others.agreed = True
+
+    def _share_buffers(self, every: dict[str, np.ndarray]) -> None:
+        others = self._others
+        if others.agreed and others.units:
+            first = self._steps == 0 and not every["changed"].size
+            changed = np.flatnonzero(every["changed"].any(axis=0)) if not first else range(len(others.units))
+            if len(changed):
+                others.send(self.comm, changed)
+
+    # ---- parameters
+
+    @torch.no_grad()
+    def _adopt(self, loads: bool = False) -> None:
+        """Takes what the script has put in the place of a parameter's memory. loads: also what it has put into
+        parameters that have a master elsewhere."""
+        for entry in self._entries:
+            parameter = entry.parameter
+            if parameter.dtype != entry.dtype or parameter.device != entry.device or \
+                    parameter.shape != entry.value.shape:
+                self._refuse_conversion(entry)
+            address, strides = entry.where
+            if entry.direct and parameter.stride() != strides:
+                raise RuntimeError(f"lossynet: {entry.words} has other strides than before: expected "
+                                   "model.to(memory_format=...) before ShardedOptimizer is made")
+            if not entry.direct:
+                self._adopt_copy(entry, loads)
+            elif parameter.data_ptr() != address:
+                entry.value.copy_(parameter)
+                parameter.data = entry.value
+
+    def _refuse_conversion(self, entry: _Entry) -> None:
+        now = entry.parameter
+        raise RuntimeError(f"lossynet: {entry.words} is {now.dtype} {tuple(now.shape)} on {now.device} now: expected "
+                           "model.to(...) before ShardedOptimizer is made")
+
+    def _adopt_copy(self, entry: _Entry, loads: bool) -> None:
+        parameter = entry.parameter
+        if entry.device.type != "cpu" and parameter._version == entry.version:
+            return
+        if not loads and not torch.equal(parameter.to("cpu"), entry.value.to(entry.dtype)):
+            raise RuntimeError(f"lossynet: {entry.words}, {entry.dtype} on {entry.device}, was written, but step() "
+                               " trains its float32 master: expected weights to be loaded before "
+                               "ShardedOptimizer is made, or optimizer.load_state_dict() after them")
+        if loads:
+            entry.value.copy_(parameter)
+        entry.version = parameter._version
+
+    def _begin_broadcast(self) -> None:
+        self.comm.broadcast_begin(self._values)
+        self._arriving = [True] * len(self._arriving)
+        if not (self._overlap and self._hooked):  # no module waits for parameters
+            self._end_broadcast()
+            return
+        self._hooked = False
+        for entry in self._entries:
+            entry.parameter.__class__ = _touch.arriving(entry.kind)
 
     def _end_broadcast(self) -> None:
         """Waits for all parameters."""
@@ -306,7 +576,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._stream:
             self._stream.synchronize()  # the vector is written next
 
-    def _update(self, norm: float) -> None:
+    def _update(self, norm: float, used: np.ndarray) -> None:
         """Owners step, and prepare what they broadcast: values ahead of the model (lead.c)."""
         if 0 < self.clip < norm:
             for shard in self._owned:
@@ -317,8 +587,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if lead:
             torch.cat([self._values[shard] for shard in self._owned], out=self._ahead)
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):
-            shards.update(_settings(group))
+            shards.update(_model.settings(group))
+        idle = [pair for entry, each in zip(self._entries, used) if not each for pair in entry.pieces]
+        for _, piece in idle:
+            piece.grad = None  # no rank has a gradient: the optimizer leaves it alone
         self.optimizer.step()
+        for where, piece in idle:
+            piece.grad = self._gradients[where]
         place = 0
         for shard in self._owned if lead else ():  # old + (1 + lead) (new - old)
             end = place + shard.stop - shard.start
@@ -330,29 +605,47 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
         """Every module calls this before its forward pass: waits for the module's own parameters."""
-        if torch.compiler.is_compiling() or (self._known is None and not any(self._arriving)):
+        if torch.compiler.is_compiling():
             return
-        if module not in self._modules:
-            whole = hasattr(module, "_orig_mod")  # compiled: the modules within do not call hooks
-            self._modules[module] = [self._of[id(p)] for p in module.parameters(whole) if id(p) in self._of]
-        entries = self._modules[module]
-        if self._known is not None:
-            self._known.update(id(entry) for entry in entries)
-        elif entries:
-            for bucket in self._first:
-                self._wait(bucket)
-        for entry in entries:
-            self._wait(entry.bucket)
+        buckets = self._modules.get(module)
+        if buckets is None:
+            buckets = self._meet(module)
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # parameters are wrapped
+            self._end_broadcast()
+        if not buckets:
+            return
+        self._hooked = True
+        self._others.show()
+        for bucket in buckets:
+            self._wait(bucket)
 
-    def _learn(self) -> None:
-        """After the first step: which parameters do modules read that do not own them? These have to be there
-        before any module runs; if no module calls hooks, before step() returns."""
-        if self._known is None:
-            return
-        known, self._known = self._known, None
-        unknown = {entry.bucket for entry in self._entries if id(entry) not in known}
-        self._first = sorted(unknown, reverse=True)
-        self._overlap = self._overlap and bool(known)
+    def _meet(self, module: torch.nn.Module) -> list[int]:
+        """Sees a module for the first time. Returns the buckets that it waits for."""
+        inside = [id(p) for p in module.parameters() if id(p) in self._of]
+        if inside and module not in self._others.covered:
+            _model.check_wrapper(module)
+            if not torch.is_grad_enabled():
+                return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
+            if self._steps == 0 and not self._others.agreed:
+                self._others.cover(module)
+                self._others.take_digest()
+            self._others.covered.update(module.modules())
+        # A compiled module's parts do not call hooks.
+        parts = [module, *(m for m in module.modules() if getattr(m, "_compiled_call_impl", None))]
+        whole = hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
+        own = {id(p) for part in parts for p in part.parameters(whole or part is not module)}
+        self._modules[module] = sorted({self._of[p].bucket for p in own if p in self._of}, reverse=True)
+        return self._modules[module]
+
+    def _arrive(self, parameter: torch.nn.Parameter, whole: bool) -> None:
+        """A script touches a parameter: it waits for it, or for all until no more is sent."""
+        if os.getpid() != self._process:
+            raise RuntimeError("lossynet: parameters were still arriving when this process was forked: expected "
+                               "optimizer.synchronize() before")
+        if whole:
+            self._end_broadcast()
+        else:
+            self._wait(self._of[id(parameter)].bucket)
 
     @torch.no_grad()
     def _wait(self, bucket: int) -> None:
@@ -360,10 +653,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return
         self._arriving[bucket] = False
         self.comm.bucket_wait(bucket)
-        for entry in self._entries:
-            if entry.bucket == bucket and not entry.direct:
+        for entry in self._of_bucket[bucket]:
+            if isinstance(entry.parameter, _touch.Arriving):
+                entry.parameter.__class__ = entry.kind
+            if not entry.direct:
                 with torch.cuda.stream(self._stream):  # None: does nothing
                     entry.parameter.copy_(entry.value, non_blocking=True)
+                entry.version = entry.parameter._version
         if self._stream:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
@@ -376,13 +672,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Ends the last step: all its parameters have arrived, and ``report()`` is about it. Collective."""
-        if self._begun:
-            raise RuntimeError("lossynet: between backward() and step(): expected a call after step()")
+        self._rest("synchronize()")
+
+    def _rest(self, name: str) -> None:
+        """Ends what goes on in the background, before a collective call that is no part of a step."""
+        if self._begun and self._is_dropped():
+            self._reduce(_ANEW)
+        elif self._begun:
+            self._average()
+        self._agree(name)
         if self._broadcasting:
             self._end_broadcast()
             self.comm.report_begin(self._steps - 1, self._values)
             self._keep_report(self.comm.report_end())
             self._broadcasting = False
+        self._adopt()
 
     def _keep_report(self, measured: dict[str, Any]) -> None:
         self._report = {"step": self._steps - 1, "norm": self._norm, **measured}
@@ -400,7 +704,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def model(self) -> Iterator[None]:
         """Within, the parameters hold the model, the owners' values, instead of this rank's replica: to
         evaluate or save it. It takes the memory of two vectors. Collective."""
-        self.synchronize()
+        self._rest("model()")
         fresh = torch.empty_like(self._values)
         self.comm.gather_fresh(self._values, fresh)
         replica = self._values.clone()
@@ -417,128 +721,29 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for entry in self._entries:
             if not entry.direct:
                 entry.parameter.copy_(entry.value)
-
-    # ---- state
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part: its shards, and what the comm remembers. With the rank's own
-        ``model.state_dict()`` a run of as many ranks continues as if it had not stopped. Collective."""
-        self.synchronize()
-        return {"lossynet": {"step": self._steps, "rank": self.comm.rank, "ranks": self.comm.ranks,
-                             "comm": self.comm.state()},
-                "optimizer": self.optimizer.state_dict(),
-                "values": [self._values[shard].clone() for shard in self._owned]}
-
-    def gathered_state_dict(self) -> dict[str, Any]:
-        """The state of all shards put together, as ``optimizer_class`` on the whole parameters would return
-        it, on every rank. Any number of ranks can load it. Collective."""
-        self.synchronize()
-        state: dict[int, dict[str, Any]] = {}
-        numbers = self._numbers()
-        for key in self._state_keys():
-            mine, whole = torch.zeros_like(self._values), torch.empty_like(self._values)
-            for where, held in self._held(key):
-                mine[where] = held.flatten() if held.dim() else held  # a number: the same in each element
-            self.comm.gather_fresh(mine, whole)
-            scalar = key == "step"
-            for entry in self._entries:
-                part = whole[entry.place]
-                value = part[0].clone() if scalar else part.view(entry.parameter.shape).clone()
-                state.setdefault(numbers[id(entry.parameter)], {})[key] = value
-        groups, count = [], 0
-        for group in self.param_groups:
-            groups.append({**_settings(group), "params": list(range(count, count + len(group["params"])))})
-            count += len(group["params"])
-        return {"state": state, "param_groups": groups}
-
-    def _numbers(self) -> dict[int, int]:
-        every = [p for group in self.param_groups for p in group["params"]]
-        return {id(parameter): number for number, parameter in enumerate(every)}
-
-    def _held(self, key: str) -> Iterator[tuple[slice, torch.Tensor]]:
-        for entry in self._entries:
-            for where, piece in entry.pieces:
-                held = self.optimizer.state.get(piece, {}).get(key)
-                if held is not None:
-                    yield where, torch.as_tensor(held, dtype=torch.float32)
-
-    def _state_keys(self) -> list[str]:
-        """The names of the optimizer's state, also on a rank that owns nothing."""
-        keys = {key for state in self.optimizer.state.values() for key, value in state.items()
-                if value is not None}
-        mine = np.zeros(_KEYS_BYTES, np.uint8)
-        text = np.frombuffer(" ".join(sorted(keys)).encode(), np.uint8)
-        mine[:len(text)] = text
-        every = {bytes(row).rstrip(b"\0").decode() for row in self.comm.all_gather(mine)}
-        return max(every, key=len).split()
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads ``state_dict()`` of the same rank of as many, before the first step, or
-        ``gathered_state_dict()``. Load the model before. ValueError: it does not fit."""
-        for entry in self._entries:
-            if not entry.direct:
-                entry.value.copy_(entry.parameter)
-        if "lossynet" in state_dict:
-            self._load_shards(state_dict)
-        else:
-            self._load_gathered(state_dict)
-        for group, shards in zip(self.param_groups, self.optimizer.param_groups):
-            group.update(_settings(shards))
-
-    def _load_shards(self, state_dict: dict[str, Any]) -> None:
-        of = state_dict["lossynet"]
-        if (of["rank"], of["ranks"]) != (self.comm.rank, self.comm.ranks):
-            raise ValueError(f"lossynet: state of rank {of['rank']} of {of['ranks']}: expected that of rank "
-                             f"{self.comm.rank} of {self.comm.ranks}, or gathered_state_dict()")
-        self.comm.load_state(of["comm"])
-        self.optimizer.load_state_dict(state_dict["optimizer"])
-        for shard, values in zip(self._owned, state_dict["values"]):
-            self._values[shard] = values
-        self._steps = of["step"]
-
-    def _load_gathered(self, state_dict: dict[str, Any]) -> None:
-        inner = self.optimizer.state_dict()
-        numbers = self._numbers()
-        pieces = [piece for group in self.optimizer.param_groups for piece in group["params"]]
-        order = {id(piece): number for number, piece in enumerate(pieces)}
-        for entry in self._entries:
-            whole = state_dict["state"].get(numbers[id(entry.parameter)], {})
-            for where, piece in entry.pieces:
-                part = slice(where.start - entry.place.start, where.stop - entry.place.start)
-                inner["state"][order[id(piece)]] = {
-                    key: value.flatten()[part].clone() if torch.is_tensor(value) and value.dim() else value
-                    for key, value in whole.items()}
-        for group, loaded in zip(inner["param_groups"], state_dict["param_groups"]):
-            group.update(_settings(loaded))
-        self.optimizer.load_state_dict(inner)
+                entry.version = entry.parameter._version
 
     def close(self) -> None:
         """Leaves the other ranks. It happens at the end of the process, too."""
-        self._hook.remove()
-        self.comm.close()
+        for hook in self._hooks:
+            hook.remove()
+        try:
+            if any(self._arriving):
+                self._end_broadcast()
+        finally:
+            for entry in self._entries:
+                _touch.OWNERS.pop(id(entry.parameter), None)
+                entry.parameter.__class__ = entry.kind
+                if entry.parameter.grad is entry.sent:
+                    entry.parameter.grad = None
+            self.comm.close()
 
 
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in _NOT_SETTINGS}
-
-
-def _same_model(world: World, entries: list[_Entry]) -> None:
-    """Raises LossynetError, on all ranks, if a rank has other parameters than rank 0."""
-    digests = np.frombuffer(b"".join(entry.digest() for entry in entries), np.uint64)
-    elements = sum(entry.parameter.numel() for entry in entries)
-    mine = np.array([len(entries), elements], np.uint64)
-    every = [np.frombuffer(part, np.uint64) for part in gather_at_start(world, mine.tobytes())]
-    for rank, theirs in enumerate(every):
-        if theirs[0] != every[0][0]:
-            raise LossynetError(f"rank {rank} has another model than rank 0: {theirs[0]} parameters with "
-                                f"{theirs[1]} elements, rank 0 has {every[0][0]} with {every[0][1]}: expected "
-                                "the same model on all ranks")
-    parts = [np.frombuffer(part, np.uint64) for part in gather_at_start(world, digests.tobytes())]
-    for rank, theirs in enumerate(parts):
-        for number in np.flatnonzero(theirs != parts[0])[:1]:
-            entry = entries[number]
-            raise LossynetError(f"rank {rank} has another model than rank 0: parameter {number} of the vector "
-                                f"differs; on rank {world.rank} it is {entry.name or 'one'} of shape "
-                                f"{tuple(entry.parameter.shape)}: expected the same names, shapes and types "
-                                "on all ranks")
+def _elsewhere(names: list[str]) -> LossynetError:
+    """An error that says which rank is where."""
+    places: dict[str, list[str]] = {}
+    for rank, name in enumerate(names):
+        places.setdefault(name, []).append(str(rank))
+    said = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} in {name}" for name, ranks in places.items())
+    return LossynetError(f"lossynet: ranks make different calls: {said}: expected the same collective calls on all "
+                         "ranks, in the same order; what one rank does alone, it does after them", "elsewhere")

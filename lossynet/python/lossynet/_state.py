@@ -1,0 +1,107 @@
+"""The state of a ShardedOptimizer: each rank's part, or the whole, to save and to go on from."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from ._model import settings
+
+_KEYS_BYTES = 192  # room for the names of an optimizer's state
+
+
+class Saved:
+    """The part of ShardedOptimizer that saves and loads."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part: its shards, and what the comm remembers. With the rank's own
+        ``model.state_dict()`` a run of as many ranks continues as if it had not stopped. Collective."""
+        self._rest("state_dict()")
+        return {"lossynet": {"step": self._steps, "rank": self.comm.rank, "ranks": self.comm.ranks,
+                             "comm": self.comm.state()},
+                "optimizer": self.optimizer.state_dict(),
+                "values": [self._values[shard].clone() for shard in self._owned]}
+
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """The state of all shards put together, as ``optimizer_class`` on the whole parameters would return
+        it, on every rank. Any number of ranks can load it. Collective."""
+        self._rest("gathered_state_dict()")
+        state: dict[int, dict[str, Any]] = {}
+        numbers = self._numbers()
+        for key in self._state_keys():
+            mine, whole = torch.zeros_like(self._values), torch.empty_like(self._values)
+            for where, held in self._held(key):
+                mine[where] = held.flatten() if held.dim() else held  # a number: the same in each element
+            self.comm.gather_fresh(mine, whole)
+            scalar = key == "step"
+            for entry in self._entries:
+                part = whole[entry.place]
+                value = part[0].clone() if scalar else part.view(entry.parameter.shape).clone()
+                state.setdefault(numbers[id(entry.parameter)], {})[key] = value
+        groups, count = [], 0
+        for group in self.param_groups:
+            groups.append({**settings(group), "params": list(range(count, count + len(group["params"])))})
+            count += len(group["params"])
+        return {"state": state, "param_groups": groups}
+
+    def _numbers(self) -> dict[int, int]:
+        every = [p for group in self.param_groups for p in group["params"]]
+        return {id(parameter): number for number, parameter in enumerate(every)}
+
+    def _held(self, key: str) -> Iterator[tuple[slice, torch.Tensor]]:
+        for entry in self._entries:
+            for where, piece in entry.pieces:
+                held = self.optimizer.state.get(piece, {}).get(key)
+                if held is not None:
+                    yield where, torch.as_tensor(held, dtype=torch.float32)
+
+    def _state_keys(self) -> list[str]:
+        """The names of the optimizer's state, also on a rank that owns nothing."""
+        keys = {key for state in self.optimizer.state.values() for key, value in state.items()
+                if value is not None}
+        mine = np.zeros(_KEYS_BYTES, np.uint8)
+        text = np.frombuffer(" ".join(sorted(keys)).encode(), np.uint8)
+        mine[:len(text)] = text
+        every = {bytes(row).rstrip(b"\0").decode() for row in self.comm.all_gather(mine)}
+        return max(every, key=len).split()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads ``state_dict()`` of the same rank of as many, before the first step, or
+        ``gathered_state_dict()``. Load the model before. ValueError: it does not fit."""
+        self._adopt(loads=True)
+        if "lossynet" in state_dict:
+            self._load_shards(state_dict)
+        else:
+            self._load_gathered(state_dict)
+        for group, shards in zip(self.param_groups, self.optimizer.param_groups):
+            group.update(settings(shards))
+
+    def _load_shards(self, state_dict: dict[str, Any]) -> None:
+        of = state_dict["lossynet"]
+        if (of["rank"], of["ranks"]) != (self.comm.rank, self.comm.ranks):
+            raise ValueError(f"lossynet: state of rank {of['rank']} of {of['ranks']}: expected that of rank "
+                             f"{self.comm.rank} of {self.comm.ranks}, or gathered_state_dict()")
+        self.comm.load_state(of["comm"])
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        for shard, values in zip(self._owned, state_dict["values"]):
+            self._values[shard] = values
+        self._steps = of["step"]
+
+    def _load_gathered(self, state_dict: dict[str, Any]) -> None:
+        inner = self.optimizer.state_dict()
+        numbers = self._numbers()
+        pieces = [piece for group in self.optimizer.param_groups for piece in group["params"]]
+        order = {id(piece): number for number, piece in enumerate(pieces)}
+        for entry in self._entries:
+            whole = state_dict["state"].get(numbers[id(entry.parameter)], {})
+            for where, piece in entry.pieces:
+                part = slice(where.start - entry.place.start, where.stop - entry.place.start)
+                inner["state"][order[id(piece)]] = {
+                    key: value.flatten()[part].clone() if torch.is_tensor(value) and value.dim() else value
+                    for key, value in whole.items()}
+        for group, loaded in zip(inner["param_groups"], state_dict["param_groups"]):
+            group.update(settings(loaded))
+        self.optimizer.load_state_dict(inner)

@@ -1,0 +1,99 @@
+"""Notices when a script touches a tensor that is not what DistributedDataParallel would show.
+
+Between backward() and step() ``p.grad`` is this rank's gradient alone, a ``Sent``: whoever reads or changes it
+gets the average of all ranks. After step() parameters may still be arriving: their class is ``Arriving`` until a
+module waits for them, or somebody touches them. Both see every call of PyTorch's Python interface
+(``__torch_function__``), ``.data`` included.
+"""
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+# What may be asked without a look at the elements.
+_FACTS = {"grad", "grad=", "requires_grad", "requires_grad=", "requires_grad_", "is_leaf", "grad_fn", "shape", "dtype",
+          "device", "layout", "ndim", "_version", "is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized",
+          "is_mkldnn", "size", "dim", "numel", "nelement", "stride", "element_size", "itemsize", "nbytes", "names",
+          "is_floating_point", "is_complex", "is_contiguous", "__hash__", "__len__", "register_hook",
+          "register_post_accumulate_grad_hook", "_backward_hooks", "_backward_hooks=", "retain_grad", "detach_",
+          "is_shared", "_post_accumulate_grad_hooks", "output_nr", "retains_grad"}
+# What gives access to the memory itself.
+_MEMORY = {"data", "data=", "detach", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__",
+           "set_", "share_memory_"}
+OWNERS: dict[int, Any] = {}  # by the id of a parameter: the optimizer that moves it
+
+
+@functools.cache
+def _name_of_property(function: Any) -> str:
+    return function.__self__.__name__ + ("" if function.__name__ == "__get__" else "=")
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", "")
+    return _name_of_property(function) if name in ("__get__", "__set__", "__delete__") else name
+
+
+def _plainly(function: Any, args: Any, kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **(kwargs or {}))
+
+
+class Arriving:
+    """A parameter's class until its values have arrived."""
+    kind: type[torch.nn.Parameter]  # its class before
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = _name(function)
+        if name in _FACTS:
+            return _plainly(function, args, kwargs)
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            if isinstance(tensor, Arriving):
+                arrive(tensor, not torch.is_grad_enabled() or name in _MEMORY)
+        return function(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        arrive(self, True)
+        return copy.deepcopy(self, memo)
+
+
+@functools.cache
+def arriving(kind: type) -> type:
+    return type(kind.__name__, (Arriving, kind), {"kind": kind, "__module__": kind.__module__})
+
+
+def arrive(parameter: Any, whole: bool) -> None:
+    """Waits for a parameter, or for all and until no more is sent."""
+    owner = OWNERS.get(id(parameter))
+    if owner is not None:
+        owner._arrive(parameter, whole)
+    if isinstance(parameter, Arriving):  # a copy that nobody moves
+        parameter.__class__ = type(parameter).kind
+
+
+class Sent(torch.Tensor):
+    """This rank's gradient of a parameter, which ``step()`` averages."""
+    parameter: torch.nn.Parameter
+    touched: Callable[[Sent], torch.Tensor]  # averages, and returns what takes its place
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = _name(function)
+        if name in _FACTS:
+            return _plainly(function, args, kwargs)
+        if name == "zero_" and args[0].parameter.grad is args[0]:  # as zero_grad(set_to_none=False) does
+            args[0].parameter.grad = zeros = torch.zeros(args[0].shape, dtype=args[0].dtype, device=args[0].device)
+            return zeros
+        args, kwargs = pytree.tree_map(lambda a: a.touched(a) if isinstance(a, Sent) else a, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def sent(gradient: torch.Tensor, parameter: torch.nn.Parameter, touched: Callable[[Sent], torch.Tensor]) -> Sent:
+    marked = gradient.detach().as_subclass(Sent)
+    marked.parameter, marked.touched = parameter, touched
+    return marked

@@ -1,0 +1,550 @@
+"""Runs each training loop of a table twice, with DistributedDataParallel over Gloo and with ShardedOptimizer:
+`torch_door.py FILE` writes {case: {"difference": d} or {"said": text of the exception}} of all ranks as JSON.
+
+A case is a function (make, rank). make(model, optimizer class, ...) returns the model to call and the optimizer:
+it is the line that changes. The case returns tensors. difference: the largest one between both, on any rank, as a
+share of the tensor's largest value. All cases of one kind run in one launch of the ranks, since importing PyTorch
+takes longer than the cases.
+"""
+import copy
+import json
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch._dynamo  # pylint: disable=unused-import # optimizers import it; once is enough
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lossynet.torch import ShardedOptimizer
+
+RANKS = 2
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+PEER_TIMEOUT = 2
+torch.set_num_threads(1)
+
+
+def net(seed=0, width=40):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
+
+
+def batch(step, rank, size=8):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(size, 20, generator=generator)
+    return x, (2 * x[:, :5]).sin()
+
+
+def loss_of(model, step, rank):
+    x, y = batch(step, rank)
+    return ((model(x) - y) ** 2).mean()
+
+
+def loop(model, optimizer, rank, steps=4, between=None, after=None, zero=True):
+    for step in range(steps):
+        if zero:
+            optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        if between:
+            between(step)
+        optimizer.step()
+        if after:
+            after(step)
+
+
+def result(module):
+    """What a script saves: parameters and buffers, without a word to the optimizer."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def with_net(optimizer_class=SGD, seed=0, width=40, **settings):
+    """A case from a function (model, optimizer, rank) on a small network."""
+    def decorate(body):
+        def case(make, rank):
+            inner = net(seed, width)
+            model, optimizer = make(inner, optimizer_class, **{"lr": 0.1, **settings})
+            body(model, inner, optimizer, rank)
+            return result(inner)
+        return case
+    return decorate
+
+
+def changes_gradients(change):
+    """A case in which the script changes gradients between backward() and step()."""
+    def case(make, rank):
+        inner = net()
+        model, optimizer = make(inner, SGD, lr=0.1)
+        loop(model, optimizer, rank, between=lambda step: change(inner, step))
+        return result(inner)
+    return case
+
+
+def scale(inner, _step):
+    for p in inner.parameters():
+        p.grad.mul_(0.1)
+
+
+def scale_data(inner, _step):
+    for p in inner.parameters():
+        p.grad.data.clamp_(-0.003, 0.003)
+
+
+def replace(inner, _step):
+    for p in inner.parameters():
+        p.grad = 0.1 * p.grad
+
+
+def replace_unseen(inner, _step):
+    for p in inner.parameters():
+        p.grad = torch.ones_like(p)
+
+
+def drop_some(inner, step):
+    if step % 2:
+        inner[2].weight.grad = None
+
+
+def write_through_numpy(inner, _step):
+    inner[0].weight.grad.numpy()[:] *= 0.1
+
+
+def on_rank_0(inner, _step):
+    if dist_rank() == 0:
+        inner[0].weight.grad.norm().item()  # it is looked at on one rank alone
+
+
+def dist_rank():
+    return int(os.environ["RANK"])
+
+
+@with_net(width=300)
+def plain(model, _inner, optimizer, rank):
+    loop(model, optimizer, rank)
+
+
+@with_net(ADAMW, weight_decay=0.1)
+def never_zeroed(model, inner, optimizer, rank):
+    loop(model, optimizer, rank, after=lambda _step: inner.zero_grad(), zero=False)
+
+
+@with_net()
+def scaled_by_grad_scaler(model, inner, optimizer, rank):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        scaler.scale(loss_of(model, step, rank)).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(inner.parameters(), 0.05)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@with_net()
+def sharpness_aware(model, inner, optimizer, rank):
+    for step in range(4):
+        loss_of(model, step, rank).backward()
+        with torch.no_grad():
+            moves = [0.1 * p.grad for p in inner.parameters()]
+            for p, move in zip(inner.parameters(), moves):
+                p.add_(move)
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        with torch.no_grad():
+            for p, move in zip(inner.parameters(), moves):
+                p.sub_(move)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@with_net(ADAMW, lr=1e-2)
+def skipped_batches(model, _inner, optimizer, rank):
+    for step in range(6):
+        loss = loss_of(model, step, rank)
+        loss.backward()
+        if step in (1, 4):
+            optimizer.zero_grad()
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@with_net()
+def added_up(model, _inner, optimizer, rank):
+    for step in range(4):
+        optimizer.zero_grad()
+        for part in range(3):
+            (loss_of(model, 3 * step + part, rank) / 3).backward()  # without no_sync
+        optimizer.step()
+
+
+@with_net(ADAMW, lr=1e-2, weight_decay=0.1)
+def stepped_twice(model, _inner, optimizer, rank):
+    loop(model, optimizer, rank)
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def average_of_weights(make, rank):
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+    inner = net(width=300)
+    model, optimizer = make(inner, ADAMW, lr=1e-2)
+    ema, copies = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(0.5)), []
+    def after(_step):
+        ema.update_parameters(inner)
+        copies.append(copy.deepcopy(inner))
+    loop(model, optimizer, rank, after=after)
+    return {**result(ema.module), **{"copy." + name: value for name, value in result(copies[1]).items()}}
+
+
+@with_net(width=300)
+def clamped_weights(model, inner, optimizer, rank):
+    def clamp(_step):
+        for p in inner.parameters():
+            p.data.clamp_(-0.05, 0.05)
+    loop(model, optimizer, rank, after=clamp)
+
+
+@with_net()
+def weights_from_a_vector(model, inner, optimizer, rank):
+    def after(_step):
+        vector = nn.utils.parameters_to_vector(inner.parameters())
+        nn.utils.vector_to_parameters(0.9 * vector, inner.parameters())
+    loop(model, optimizer, rank, after=after)
+
+
+@with_net(ADAMW, lr=1e-2, weight_decay=0.5)
+def frozen_later(model, inner, optimizer, rank):
+    loop(model, optimizer, rank, after=lambda step: inner[0].requires_grad_(step < 1))
+
+
+class Parts(nn.Module):
+    """Two of three experts in turn; one is never used."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.experts, self.chosen = nn.ModuleList(nn.Linear(20, 5) for _ in range(3)), 0
+
+    def forward(self, x):
+        return self.experts[self.chosen](x)
+
+
+def unused_experts(make, rank):
+    inner = Parts()
+    model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.5)
+    def after(step):
+        inner.chosen = (step + 1) % 2 if step < 2 else 0
+    loop(model, optimizer, rank, steps=6, after=after)
+    return result(inner)
+
+
+class Noisy(nn.Module):
+    """A frozen layer, a constant buffer and batch statistics, of each rank's own seed."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.frozen, self.last = nn.Linear(20, 20).requires_grad_(False), nn.Linear(20, 5)
+        self.norm = nn.BatchNorm1d(20)
+        self.register_buffer("waves", torch.randn(20))
+
+    def forward(self, x):
+        return self.last(self.norm((self.frozen(x) * self.waves).sin()))
+
+
+def all_from_rank_0(make, rank):
+    inner = Noisy(seed=rank)
+    model, optimizer = make(inner, ADAMW, whole=True, lr=1e-2)
+    loop(model, optimizer, rank)
+    return result(inner)
+
+
+def statistics_of_batches(make, rank):
+    inner = Noisy(seed=0)
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank)
+    return result(inner)
+
+
+def adversaries(make, rank):
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(8, 20), nn.Linear(20, 1)
+    g, of_maker = make(maker, torch.optim.Adam, lr=1e-2)
+    d, of_judge = make(judge, torch.optim.Adam, lr=1e-2)
+    softplus = nn.functional.softplus
+    for step in range(4):
+        x, _ = batch(step, rank)
+        of_judge.zero_grad()
+        (softplus(-d(x)).mean() + softplus(judge(g(x[:, :8]).detach())).mean()).backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        softplus(-judge(g(x[:, :8]))).mean().backward()
+        of_maker.step()
+    return {**result(maker), **{"judge." + name: value for name, value in result(judge).items()}}
+
+
+def goes_on_after_nan(make, rank):
+    """One rank's gradient is not finite; all ranks catch that, and the next steps count."""
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    caught = 0
+    for step in range(4 if make.ours else 0):
+        (loss_of(model, step, rank) * (float("nan") if step == 2 and rank == 1 else 1)).backward()
+        try:
+            optimizer.step()
+        except FloatingPointError:
+            caught += 1
+    return {"caught": torch.tensor(float(caught if make.ours else 1)),
+            "finite": torch.tensor([float(p.isfinite().all()) for p in inner.parameters()])}
+
+
+# ---- what is refused
+
+def refused(body):
+    """A case for ShardedOptimizer alone, whose exception counts."""
+    def case(make, rank):
+        if not make.ours:
+            return {}
+        body(make, rank)
+        return {"nothing was refused": torch.ones(1)}
+    return case
+
+
+def with_optimizer(optimizer_class, **settings):
+    return refused(lambda make, rank: make(net(), optimizer_class, **settings))
+
+
+class Lars(torch.optim.Optimizer):
+    """By norms of whole parameters."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.norm() / p.grad.norm() * p.grad)
+
+
+@refused
+def left_in_ddp(make, rank):
+    inner = net()
+    _, optimizer = make(inner, SGD, lr=0.1)
+    loop(DDP(inner), optimizer, rank)
+
+
+@refused
+def double(make, _rank):
+    make(net().double(), SGD, lr=0.1)
+
+
+@refused
+def converted_later(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    inner.bfloat16()
+    (model(batch(0, rank)[0].bfloat16()) ** 2).mean().backward()
+    optimizer.step()
+
+
+@refused
+def other_strides_later(make, rank):
+    inner = nn.Sequential(nn.Unflatten(1, (2, 2, 5)), nn.Conv2d(2, 4, 2), nn.Flatten(), nn.Linear(16, 5))
+    model, optimizer = make(inner, SGD, lr=0.1)
+    inner.to(memory_format=torch.channels_last)
+    loop(model, optimizer, rank)
+
+
+@refused
+def loaded_into_bfloat16(make, rank):
+    inner = net().bfloat16()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    inner.load_state_dict(net(7).state_dict())
+    (model(batch(0, rank)[0].bfloat16()) ** 2).mean().backward()
+    optimizer.step()
+
+
+@refused
+def sparse(make, _rank):
+    inner = nn.Embedding(20, 4, sparse=True)
+    model, _ = make(inner, SGD, lr=0.1)
+    model(torch.tensor([1, 2])).sum().backward()
+
+
+@refused
+def unfrozen_later(make, rank):
+    inner = net()
+    inner[0].requires_grad_(False)
+    model, optimizer = make(inner, SGD, lr=0.1)
+    inner[0].requires_grad_(True)
+    loop(model, optimizer, rank)
+
+
+@refused
+def states_cleared(make, _rank):
+    make(net(), SGD, lr=0.1)[1].state.clear()
+
+
+@refused
+def groups_changed(make, rank):
+    model, optimizer = make(net(), SGD, lr=0.1)
+    optimizer.param_groups[0]["params"].pop()
+    loop(model, optimizer, rank)
+
+
+@refused
+def two_optimizers(make, _rank):
+    inner = net()
+    make(inner, SGD, lr=0.1)
+    make(inner, SGD, lr=0.1)
+
+
+@refused
+def other_layers_of_own_seed(make, rank):
+    inner = Noisy(seed=rank)
+    optimizer = make.optimizer([{"params": inner.last.parameters()}], SGD, lr=0.1)
+    loop(inner, optimizer, rank)
+
+
+@refused
+def kept_gradient(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loss_of(model, 0, rank).backward()
+    kept = inner[0].weight.grad
+    optimizer.zero_grad()
+    kept.sum()
+
+
+@refused
+def after_close(make, rank):
+    model, optimizer = make(net(), SGD, lr=0.1)
+    loop(model, optimizer, rank)
+    optimizer.close()
+    optimizer.comm.lost_between()
+
+
+def alone(call):
+    """Rank 0 makes a collective call that rank 1 does not make."""
+    @refused
+    def case(make, rank):
+        model, optimizer = make(net(), SGD, lr=0.1)
+        loop(model, optimizer, rank, steps=1)
+        if rank == 0:
+            call(optimizer)
+        start = time.monotonic()
+        try:
+            loop(model, optimizer, rank, steps=1)
+        finally:
+            assert time.monotonic() - start < PEER_TIMEOUT + 30
+    return case
+
+
+def enters_model(optimizer):
+    with optimizer.model():
+        pass
+
+
+TABLE = {
+    "plain": plain, "model.zero_grad": never_zeroed, "p.grad.mul_": changes_gradients(scale),
+    "p.grad.data.clamp_": changes_gradients(scale_data), "p.grad = 0.1 * p.grad": changes_gradients(replace),
+    "p.grad = ones": changes_gradients(replace_unseen), "p.grad = None": changes_gradients(drop_some),
+    "p.grad.numpy()": changes_gradients(write_through_numpy), "p.grad on rank 0": changes_gradients(on_rank_0),
+    "clip_grad_norm_": changes_gradients(lambda inner, _: nn.utils.clip_grad_norm_(inner.parameters(), 0.05)),
+    "clip_grad_value_": changes_gradients(lambda inner, _: nn.utils.clip_grad_value_(inner.parameters(), 0.003)),
+    "GradScaler": scaled_by_grad_scaler, "SAM": sharpness_aware, "skipped batches": skipped_batches,
+    "no no_sync": added_up, "step() twice": stepped_twice, "EMA and copies": average_of_weights,
+    "p.data.clamp_": clamped_weights, "vector_to_parameters": weights_from_a_vector, "frozen later": frozen_later,
+    "unused experts": unused_experts, "all from rank 0": all_from_rank_0, "BatchNorm": statistics_of_batches,
+    "GAN": adversaries, "NaN, caught": goes_on_after_nan,
+    "Adafactor": with_optimizer(torch.optim.Adafactor), "LBFGS": with_optimizer(torch.optim.LBFGS),
+    "Lars": with_optimizer(Lars), "SparseAdam": with_optimizer(torch.optim.SparseAdam), "DDP": left_in_ddp,
+    "float64": double, "bfloat16 later": converted_later, "channels_last later": other_strides_later,
+    "loaded into bfloat16": loaded_into_bfloat16, "sparse": sparse, "unfrozen later": unfrozen_later,
+    "state.clear": states_cleared, "param_groups": groups_changed, "two optimizers": two_optimizers,
+    "other layers": other_layers_of_own_seed, "kept gradient": kept_gradient, "after close()": after_close,
+    "state_dict() alone": alone(lambda optimizer: optimizer.state_dict()), "model() alone": alone(enters_model),
+}
+
+
+class Make:
+    """The line that differs between the two kinds of launch."""
+
+    def __init__(self, ours, port):
+        self.ours, self.port, self.made = ours, port, []
+
+    def optimizer(self, params, optimizer_class, **settings):
+        optimizer = ShardedOptimizer(params, optimizer_class, address=f"127.0.0.1:{self.port}",
+                                     peer_timeout=PEER_TIMEOUT, **settings)
+        self.made.append(optimizer)
+        return optimizer
+
+    def __call__(self, model, optimizer_class, whole=False, **settings):
+        if self.ours:
+            return model, self.optimizer(model if whole else model.parameters(), optimizer_class, **settings)
+        return DDP(model, find_unused_parameters=True), optimizer_class(model.parameters(), **settings)
+
+
+def run_rank(ours, names, rank, ports, path):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    results = {}
+    for name in names:
+        make = Make(ours, ports[1])
+        try:
+            results[name] = TABLE[name](make, rank)
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            results[name] = f"{type(error).__name__}: {error}"
+        for optimizer in make.made:
+            try:
+                optimizer.close()
+            except RuntimeError:
+                pass
+        dist.barrier()
+    torch.save(results, path)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def launch(ours, names, folder):
+    """Forks the ranks. Returns the results of each."""
+    ports, children = (free_port(), free_port()), []
+    for rank in range(RANKS):
+        pid = os.fork()
+        if not pid:
+            try:
+                run_rank(ours, names, rank, ports, f"{folder}.{rank}")
+            finally:
+                os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    return [torch.load(f"{folder}.{rank}") for rank in range(RANKS)]
+
+
+def compare(theirs, ours):
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return {"said": ours if isinstance(ours, str) else f"DDP: {theirs}"}
+    if ours.keys() != theirs.keys():
+        return {"said": f"nothing: {', '.join(ours)}"}
+    worst = 0.0
+    for name, value in theirs.items():
+        off = (value.double() - ours[name].double()).abs().max() / value.double().abs().max().clamp_min(1e-12)
+        worst = max(worst, off.item() if off == off else float("inf"))
+    return {"difference": worst}
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[2:] or list(TABLE)
+    both = [launch(kind, chosen, sys.argv[1]) for kind in (False, True)]
+    with open(sys.argv[1], "w", encoding="utf-8") as out:
+        json.dump({name: [compare(a[name], b[name]) for a, b in zip(*both)] for name in chosen}, out, indent=1)
