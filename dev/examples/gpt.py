@@ -75,7 +75,7 @@ def main():
     train, held_out = data[:-len(data) // 10], data[-len(data) // 10:]
     model = GPT()
     optimizer = lossynet.torch.ShardedOptimizer(  # lossynet
-        model.parameters(), torch.optim.AdamW, lr=1e-3, clip=1.0, loss_rate=options.loss_rate)
+        model, torch.optim.AdamW, lr=1e-3, clip=1.0, loss_rate=options.loss_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     rank = optimizer.comm.rank
     generator = torch.Generator().manual_seed(rank)  # each rank draws data of its own

@@ -132,13 +132,13 @@ static void find_elsewhere(struct ln_transport *t, int peer, bool needed, double
     struct ln_liveness *live = &t->peers[peer].live;
     const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
     const bool ahead = (int32_t)(t->peers[peer].control.gathers - begun) > 0;
-    if (!needed || !ahead || !t->receiver.waits || t->deadline.on) {
+    if (!needed || !ahead || !t->threads.waits || t->deadline.on) {
         live->elsewhere = 0;
         return;
     }
     if (live->elsewhere == 0) live->elsewhere = now;
-    if (now - live->elsewhere <= t->session.peer_timeout || t->receiver.elsewhere) return;
-    t->receiver.elsewhere = true;
+    if (now - live->elsewhere <= t->session.peer_timeout || t->threads.elsewhere) return;
+    t->threads.elsewhere = true;
     ln_log("rank %d, step %" PRIu64
            ": rank %d has waited in another call for %g s: expected all ranks "
            "to make the same collective calls in the same order",
@@ -176,7 +176,7 @@ static double watch(struct ln_transport *t, int peer, double now) {
     const bool needed = needs(t, peer), first = needed && live->expected == 0;
     if (!needed) live->expected = 0;
     if (first) live->expected = now;
-    find_elsewhere(t, peer, needed, now);
+    find_elsewhere(t, peer, ln_recv_awaits(t, peer) || ln_message_awaits(t, peer), now);
     if (!ln_progress_expects(t, peer)) {
         live->asked = 0;
         return HUGE_VAL;
@@ -241,14 +241,14 @@ void ln_progress_leave(struct ln_transport *t) {
 
 lossynet_status ln_progress_until(struct ln_transport *t, bool (*over)(struct ln_transport *, int),
                                   int argument) {
-    t->receiver.waits = true;
-    t->receiver.elsewhere = false;
-    while (!t->failed && !t->receiver.elsewhere && !over(t, argument)) {
+    t->threads.waits = true;
+    t->threads.elsewhere = false;
+    while (!t->failed && !t->threads.elsewhere && !over(t, argument)) {
         double wait = ln_progress_turn(t);
         if (wait > 0 && !t->failed && !over(t, argument)) t->link->wait(t->link, wait);
     }
-    t->receiver.waits = false;
-    return !t->failed && t->receiver.elsewhere ? LOSSYNET_ELSEWHERE : t->failed;
+    t->threads.waits = false;
+    return !t->failed && t->threads.elsewhere ? LOSSYNET_ELSEWHERE : t->failed;
 }
 
 /* Runs the transport's own thread. It holds the lock except when a caller wants it. After a failure

@@ -163,8 +163,6 @@ struct ln_receiver {
     uint32_t nonces;  /* PROBEs sent with a number */
     int unanswered;   /* peers with live.repeated */
     int suspects;     /* peers with live.suspected */
-    bool waits;       /* a caller waits in ln_progress_until */
-    bool elsewhere;   /* a peer waits in another call than this rank, and neither can end */
     struct ln_rejected rejected;
     uint64_t ignored;    /* TEST datagrams */
     uint64_t stragglers; /* phases of peers that were ended by a deadline */
@@ -196,6 +194,8 @@ struct ln_deadline {
 
 struct ln_threads {
     bool threaded, stop, closing;
+    bool waits;     /* a caller waits in ln_progress_until */
+    bool elsewhere; /* a peer waits in another call than this rank, and neither can end */
     double closing_since;
     int wanted; /* callers that want the lock; atomic */
     pthread_mutex_t lock, caller;

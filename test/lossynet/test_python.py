@@ -252,6 +252,10 @@ def test_the_same_training_in_two_programs(results, inputs):
 def test_examples_with_pytorch(results, inputs):
     first = results["example_gpt"][0]
     assert isinstance(first, str) and float(re.search(r"held-out loss ([\d.]+)", first)[1]) < 5.5, first
+    for shown in results["example_frameworks"]:
+        norms = {re.search(r"6 steps, norm of the parameters [\d.]+", said)[0] for said in shown.values()
+                 if said != "not installed"}
+        assert len(norms) == 1, shown
     shown = results["example_llama"][0]
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+), lost", shown)]
     assert len(losses) == 2 and losses[1] < losses[0], shown

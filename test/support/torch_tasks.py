@@ -336,6 +336,18 @@ def example_gpt(_rank, _ranks):
     return example("gpt.py", "--steps", 4, "--loss-rate", 0.1)
 
 
+def example_frameworks(rank, ranks):
+    """What each framework prints. Place.take() changes the environment, and the framework's own: one at a time."""
+    shown = {}
+    for name in ("plain", "trainer", "accelerate", "lightning"):
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+        try:
+            shown[name] = example("frameworks.py", name)
+        except ImportError:
+            shown[name] = "not installed"
+    return shown
+
+
 def example_llama(_rank, _ranks):
     given = json.loads((FOLDER / "same_training.in").read_text())
     return example("llama.py", "--model", given["model"], "--train", given["tokens"], "--out", FOLDER / "further",
@@ -343,7 +355,7 @@ def example_llama(_rank, _ranks):
 
 
 TASKS = {like_one_process: 4, odd_parameters: 3, lossy: 4, continue_run: 2, bf16_and_compile: 2, wrong_model: 3,
-         wrong_use: 1, killed: 3, same_training: 4, example_gpt: 2, example_llama: 2}
+         wrong_use: 1, killed: 3, same_training: 4, example_gpt: 2, example_frameworks: 2, example_llama: 2}
 
 
 def run_rank(task, rank, ranks, port, pipe):

@@ -29,7 +29,7 @@ def check_parameters(parameters: Named) -> None:
     for name, parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):
             raise ValueError(f"lossynet: parameter {name} has no shape yet: expected a forward pass before")
-        words = f"parameter {name or "without a name"} of shape {tuple(parameter.shape)}"
+        words = f"parameter {name or 'without a name'} of shape {tuple(parameter.shape)}"
         if parameter.dtype not in _DTYPES:
             raise ValueError(f"lossynet: {words} is {parameter.dtype}: expected float32, bfloat16 or "
                              "float16, as parameters travel and are trained in float32: model.float()"
