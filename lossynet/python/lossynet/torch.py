@@ -552,7 +552,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             return
         if not loads and not torch.equal(parameter.to("cpu"), entry.value.to(entry.dtype)):
             raise RuntimeError(f"lossynet: {entry.words}, {entry.dtype} on {entry.device}, was written, but step() "
-                               " trains its float32 master: expected weights to be loaded before "
+                               "trains its float32 master: expected weights to be loaded before "
                                "ShardedOptimizer is made, or optimizer.load_state_dict() after them")
         if loads:
             entry.value.copy_(parameter)
@@ -725,6 +725,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leaves the other ranks. It happens at the end of the process, too."""
+        if os.getpid() != self._process:
+            return  # in a forked process, such as a DataLoader's worker
         for hook in self._hooks:
             hook.remove()
         try:
