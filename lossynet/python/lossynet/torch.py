@@ -138,7 +138,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._of_bucket[entry.bucket].append(entry)
         self._unready = [len(entries) for entries in self._of_bucket]
         self._arriving = [False] * len(sizes)
-        self._hooked = False  # a module has called hooks since the last step
+        self._hooked = self._overlaps = False  # a module has called hooks since the last step; before it
         self._modules: dict[torch.nn.Module, list[int]] = {}  # the buckets that a module waits for
         self._hooks = [entry.parameter.register_post_accumulate_grad_hook(self._gradient_final)
                        for entry in self._entries]
@@ -561,10 +561,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _begin_broadcast(self) -> None:
         self.comm.broadcast_begin(self._values)
         self._arriving = [True] * len(self._arriving)
-        if not (self._overlap and self._hooked):  # no module waits for parameters
+        self._overlaps, self._hooked = self._overlap and self._hooked, False
+        if not self._overlaps:  # no module waits for parameters
             self._end_broadcast()
             return
-        self._hooked = False
         for entry in self._entries:
             entry.parameter.__class__ = _touch.arriving(entry.kind)
 
