@@ -11,6 +11,9 @@
  *     hole-packets  the same, and the message has 100 bytes
  *     hole-data     it drops all DATA, and nothing else
  *     hole-back     as hole, but only for 0.5 s
+ *     dark          the path between ranks 0 and 1 drops everything, in both directions
+ *     dark-way      the same from rank 0 to rank 1 only
+ *     dark-switched another path every second, chosen by the seed
  *     lossy         the network loses 40% of all datagrams
  *     leave         a stranger sends rank 0 a LEAVE in rank 1's name; rank 1 goes on
  *     leaves        a stranger does so every 50 ms
@@ -51,6 +54,9 @@ enum what {
     HOLE_PACKETS,
     HOLE_DATA,
     HOLE_BACK,
+    DARK,
+    DARK_WAY,
+    DARK_SWITCHED,
     LOSSY,
     LEAVE,
     LEAVES,
@@ -64,10 +70,10 @@ enum what {
     JITTER_LONG,
     WHATS
 };
-static const char *const name[WHATS] = {"none",      "hole",   "hole-packets", "hole-data",
-                                        "hole-back", "lossy",  "leave",        "leaves",
-                                        "left",      "frozen", "stopped",      "dead",
-                                        "wrap",      "jitter", "jitter-short", "jitter-long"};
+static const char *const name[WHATS] = {
+    "none",          "hole",  "hole-packets", "hole-data",    "hole-back",  "dark",   "dark-way",
+    "dark-switched", "lossy", "leave",        "leaves",       "left",       "frozen", "stopped",
+    "dead",          "wrap",  "jitter",       "jitter-short", "jitter-long"};
 
 static struct {
     enum what what;
@@ -108,6 +114,17 @@ static double jitter(void) {
     return 0;
 }
 
+/* Whether a pair of ranks is the one that is dark in this second. */
+static bool is_switched_off(int a, int b, int second) {
+    static int seen = -1, dark[2];
+    if (second != seen) {
+        dark[0] = (int)(simulation_random() % RANKS);
+        dark[1] = (dark[0] + 1 + (int)(simulation_random() % (RANKS - 1))) % RANKS;
+        seen = second;
+    }
+    return (a == dark[0] && b == dark[1]) || (a == dark[1] && b == dark[0]);
+}
+
 static bool is_dropped(int sender, int receiver, const uint8_t *bytes, size_t count) {
     const double since = since_event();
     const bool path = sender + receiver == 1;
@@ -115,6 +132,9 @@ static bool is_dropped(int sender, int receiver, const uint8_t *bytes, size_t co
     if (run.what == HOLE || run.what == HOLE_PACKETS) return path && count > NARROW;
     if (run.what == HOLE_DATA) return path && wire_type(bytes) == WIRE_DATA;
     if (run.what == HOLE_BACK) return path && count > NARROW && since < 0.5;
+    if (run.what == DARK) return path;
+    if (run.what == DARK_WAY) return sender == 0 && receiver == 1;
+    if (run.what == DARK_SWITCHED) return is_switched_off(sender, receiver, (int)since);
     if (run.what == LOSSY) return uniform() < 0.4;
     return false;
 }

@@ -573,7 +573,7 @@ static int link_receive(struct ln_link *base, struct ln_arrival *arrivals) {
         }
         /* Shrinks it to its size, so that the address sanitizer notices reads behind its end. */
         link->shown[n] = realloc(f.bytes, f.count ? f.count : 1);
-        arrivals[n] = (struct ln_arrival){link->shown[n], f.count, f.peer};
+        arrivals[n] = (struct ln_arrival){link->shown[n], f.count, f.peer, 0};
         n++;
     }
     link->showing = n;

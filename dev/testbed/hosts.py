@@ -113,6 +113,15 @@ table netdev spoil {{
 }}
 """
 
+DARK = """
+table netdev dark {{
+  chain in {{
+    type filter hook ingress devices = {{ {ports} }} priority 0; policy accept;
+    {rules}
+  }}
+}}
+"""
+
 
 def unavailable():
     """The reason why hosts cannot be made here, in one line; None if they can."""
@@ -278,6 +287,21 @@ class Hosts:
         """Ends all disturbances of spoil()."""
         subprocess.run(["ip", "netns", "exec", self.switch, "nft", "delete", "table", "netdev",
                         "spoil"], check=False, capture_output=True)
+
+    def darken(self, *rules):
+        """Drops UDP datagrams where they enter the switch, in addition to what spoil() does, until the next
+        call. A rule is (from, to, more): numbers of hosts, None for any, and more words of nft, as
+        "udp sport 40000-50000"."""
+        subprocess.run(["ip", "netns", "exec", self.switch, "nft", "delete", "table", "netdev", "dark"],
+                       check=False, capture_output=True)
+        lines = []
+        for source, to, more in rules:
+            words = [f"ether {name} {self.hardware(host)}" for name, host in
+                     (("saddr", source), ("daddr", to)) if host is not None]
+            lines.append(" ".join([*words, "meta l4proto udp", more, "counter drop"]))
+        if lines:
+            ports = ", ".join(f"p{i}" for i in range(len(self.names)))
+            self.execute(self.switch, "nft", "-f", "-", text=DARK.format(ports=ports, rules="\n    ".join(lines)))
 
     # ---- traffic classes ----
 

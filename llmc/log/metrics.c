@@ -48,8 +48,8 @@ static void leave_out_unmeasured(json_t *event) {
 }
 
 int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
-    static const char *const network[METRICS_EVENTS] = {"late",     "duplicate",  "rejected",
-                                                        "overruns", "stragglers", "pace_kbps"};
+    static const char *const network[METRICS_EVENTS] = {
+        "late", "duplicate", "rejected", "overruns", "stragglers", "pace_kbps", "relayed"};
     json_t *event = json_pack(
         "{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I, s:f}", "event",
         "step", "step", r->step, "loss", jsonl_number(r->loss), "grad_norm",

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-enum { METRICS_EVENTS = 6, METRICS_AGES = 8 };
+enum { METRICS_EVENTS = 7, METRICS_AGES = 8 };
 
 struct step_metrics {
     int step;         /* 0, 1, ... */

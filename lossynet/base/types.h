@@ -119,6 +119,7 @@ enum lossynet_event {
     LOSSYNET_OVERRUN,   /* dropped because a rank's receive queue was full */
     LOSSYNET_STRAGGLER, /* phases of a peer that were ended by the deadline */
     LOSSYNET_PACE,      /* no event: kbit/s that all ranks may send; 0: no limit */
+    LOSSYNET_RELAYED,   /* no loss: DATA that a rank sent on for others */
     LOSSYNET_EVENTS
 };
 

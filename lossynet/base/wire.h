@@ -66,6 +66,7 @@
  *   run       the low half of a random number that is the same on all ranks of a run. It tells runs
  *             apart that share a network.
  *   sender, receiver   DATA: workers. Other types: ranks.
+ *             A rank that gets a datagram for another rank sends it on as it is (transport/detour.c).
  *   bucket, packet     share one number. DATA: bucket * 2^20 + packet. The packet is counted within
  *             the shard of (bucket, owner). The owner is the receiver in a GRADIENT phase and the
  *             sender in a PARAMETER phase. Other types: packet has all 32 bits, without a bucket.

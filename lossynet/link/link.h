@@ -25,12 +25,14 @@ struct ln_datagram { /* to send */
     const void *payload; /* may be NULL if length is 0 */
     size_t length;       /* of the payload, bytes */
     bool bulk;           /* travels in the class of DATA; the same in all of a batch */
+    int path;            /* below features.paths; the same in all of a batch */
 };
 
 struct ln_arrival { /* a received datagram, header and payload in one piece */
     uint8_t *bytes; /* the receiver may write here */
     size_t count;
     int peer; /* the rank that sent it, by the link's own addresses; -1: a stranger */
+    int path; /* on which it came */
 };
 
 struct ln_link_features {
@@ -39,6 +41,7 @@ struct ln_link_features {
                             all ranks, a multiple of 4 */
     int receive_queue;   /* datagrams of full size that this rank can hold before it reads them;
                             the transport lets peers have half as many on their way */
+    int paths;           /* to each rank, which the network may route apart; 0 means 1 */
     const char *queue_setting; /* the system setting that limits receive_queue; NULL: none does */
     size_t queue_bytes;        /* how much of that setting a datagram of full size takes */
 };

@@ -1,4 +1,6 @@
-/* udp.c — the link over UDP, IPv4 or IPv6: one socket per rank.
+/* udp.c — the link over UDP, IPv4 or IPv6: one socket per rank, and a
+ * second one that only sends: its datagrams come from another port, and so on another path where the
+ * network spreads traffic by ports.
  *
  * Ranks tell each other their addresses at the start. Datagrams from other addresses are from
  * strangers. Between hosts, rounds of test datagrams at the start show how large a datagram may be.
@@ -24,7 +26,8 @@ struct link_udp {
     struct ln_link link; /* first: a link is its address */
     struct lossynet_world world;
     struct udp_socket socket;
-    struct udp_address *address; /* [ranks] */
+    struct udp_address *address; /* [ranks]: where a rank receives, and from where it sends */
+    struct udp_address *other;   /* [ranks]: from where it sends, too */
     struct peer_table table;
     uint32_t run;
     int event;
@@ -44,7 +47,9 @@ static unsigned address_hash(const struct udp_address *a) {
 static int find_peer(const struct link_udp *u, const struct udp_address *a) {
     for (unsigned at = address_hash(a);;) {
         int found = peer_table_next(&u->table, &at);
-        if (found < 0 || udp_address_equal(&u->address[found], a)) return found;
+        if (found < 0 || udp_address_equal(&u->address[found], a) ||
+            udp_address_equal(&u->other[found], a))
+            return found;
     }
 }
 
@@ -64,9 +69,11 @@ static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     struct udp_address *from;
     int n = 0;
     while (n < LOSSYNET_BATCH && (n == 0 || !udp_empty(&u->socket)) &&
-           udp_receive(&u->socket, &bytes, &count, &from))
-        arrivals[n++] =
-            (struct ln_arrival){.bytes = bytes, .count = count, .peer = find_peer(u, from)};
+           udp_receive(&u->socket, &bytes, &count, &from)) {
+        const int peer = find_peer(u, from);
+        const int path = peer >= 0 && !udp_address_equal(&u->address[peer], from);
+        arrivals[n++] = (struct ln_arrival){bytes, count, peer, path};
+    }
     return n;
 }
 
@@ -110,6 +117,7 @@ static void link_close(struct ln_link *link) {
     if (u->event >= 0) close(u->event);
     udp_socket_close(&u->socket);
     peer_table_close(&u->table);
+    free(u->other);
     free(u->address);
     free(u);
 }
@@ -236,7 +244,7 @@ static lossynet_status find_size(struct link_udp *u, const struct ln_link_settin
 /* ---- open ---- */
 
 struct card { /* exchanged between ranks at the start */
-    struct udp_address address;
+    struct udp_address address, other;
     uint64_t mtu;
 };
 
@@ -245,11 +253,12 @@ static lossynet_status introduce(struct link_udp *u, const struct ln_link_settin
     int ranks = u->world.ranks, rank = u->world.rank, family = mine->any.sa_family;
     struct card *cards = ln_memory_take((size_t)ranks, sizeof *cards);
     if (!cards) return LOSSYNET_NO_MEMORY;
-    cards[rank] = (struct card){.address = *mine, .mtu = mtu};
+    cards[rank] = (struct card){*mine, udp_other_address(&u->socket, mine), mtu};
     lossynet_status status =
         settings->share(settings->share_context, &u->world, cards, sizeof *cards);
     for (int r = 0; r < ranks && !status; r++) {
         u->address[r] = cards[r].address;
+        u->other[r] = cards[r].other;
         if (cards[r].mtu < mtu) mtu = cards[r].mtu;
         if (cards[r].address.any.sa_family != family) {
             ln_log("rank %d and rank %d have no address family in common: choose another "
@@ -271,13 +280,14 @@ static lossynet_status introduce(struct link_udp *u, const struct ln_link_settin
     if (settings->payload_bytes > u->link.features.payload_most)
         u->link.features.payload_most = settings->payload_bytes;
     for (int r = 0; r < u->world.ranks; r++)
-        peer_table_add(&u->table, address_hash(&u->address[r]), r);
+        peer_table_add(&u->table, address_hash(&u->address[r]), r),
+            peer_table_add(&u->table, address_hash(&u->other[r]), r);
     return LOSSYNET_OK;
 }
 
 size_t ln_link_udp_memory(int ranks, size_t payload_bytes) {
     (void)payload_bytes;
-    return sizeof(struct link_udp) + (size_t)ranks * sizeof(struct udp_address) +
+    return sizeof(struct link_udp) + 2 * (size_t)ranks * sizeof(struct udp_address) +
            peer_table_memory(ranks) + udp_socket_memory();
 }
 
@@ -292,11 +302,13 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
     if (!u) goto no_memory;
     u->world = *world;
     u->run = (uint32_t)settings->run;
-    u->socket.fd = -1;
+    u->socket.fd = u->socket.other = -1;
     u->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     u->address = ln_memory_take((size_t)world->ranks, sizeof *u->address);
+    u->other = ln_memory_take((size_t)world->ranks, sizeof *u->other);
     u->link = (struct ln_link){
         .name = "udp",
+        .features.paths = 2,
         .memory_bytes = ln_link_udp_memory(world->ranks, 0),
         .send = link_send,
         .receive = link_receive,
@@ -306,7 +318,8 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
         .overruns = link_overruns,
         .close = link_close,
     };
-    if (!peer_table_open(&u->table, world->ranks) || !u->address || u->event < 0) goto close_link;
+    if (!peer_table_open(&u->table, world->ranks) || !u->address || !u->other || u->event < 0)
+        goto close_link;
     struct udp_address mine = interface.address;
     status = udp_socket_open(&u->socket, &mine);
     u->socket.dscp = settings->dscp;

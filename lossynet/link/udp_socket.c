@@ -175,10 +175,13 @@ static bool take_memory(struct udp_socket *s) {
 static void allow_fragments(struct udp_socket *s, bool allowed) {
     int v4 = allowed ? IP_PMTUDISC_WANT : IP_PMTUDISC_DO;
     int v6 = allowed ? IPV6_PMTUDISC_WANT : IPV6_PMTUDISC_DO;
-    if (s->family == AF_INET)
-        setsockopt(s->fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
-    else
-        setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
+    const int sockets[2] = {s->fd, s->other};
+    for (int i = 0; i < 2; i++) {
+        if (s->family == AF_INET)
+            setsockopt(sockets[i], IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
+        else
+            setsockopt(sockets[i], IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
+    }
     s->fragments = allowed;
 }
 
@@ -193,7 +196,7 @@ void udp_socket_probe(struct udp_socket *s, bool on) {
 }
 
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address) {
-    *s = (struct udp_socket){.fd = -1};
+    *s = (struct udp_socket){.fd = -1, .other = -1};
     if (!take_memory(s)) {
         ln_log("no memory for incoming datagrams");
         udp_socket_close(s);
@@ -201,9 +204,11 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     }
     int family = s->family = address->any.sa_family, segment = 0, one = 1;
     socklen_t length = udp_address_bytes(address);
+    const struct udp_address any = *address; /* its port is 0 */
+    s->other = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (s->fd < 0 || bind(s->fd, &address->any, length) ||
-        getsockname(s->fd, &address->any, &length)) {
+    if (s->fd < 0 || s->other < 0 || bind(s->other, &any.any, length) ||
+        bind(s->fd, &address->any, length) || getsockname(s->fd, &address->any, &length)) {
         ln_log("no UDP socket: %s%s", strerror(errno),
                errno == EADDRINUSE ? ": expected a free port in net.ipv4.ip_local_port_range" : "");
         udp_socket_close(s);
@@ -219,6 +224,7 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE, BUFFER_BYTES);
     if (s->granted / 2 < BUFFER_BYTES) s->setting = "net.core.rmem_max";
     request_buffer(s->fd, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
+    request_buffer(s->other, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
     if (s->granted / 2 < BUFFER_LEAST)
         ln_log("a receive buffer of %zu KiB is small for full speed: as root, sysctl -w "
                "net.core.rmem_max=%d",
@@ -226,8 +232,17 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     return LOSSYNET_OK;
 }
 
+struct udp_address udp_other_address(const struct udp_socket *s,
+                                     const struct udp_address *address) {
+    struct udp_address other = *address;
+    socklen_t length = udp_address_bytes(address);
+    getsockname(s->other, &other.any, &length);
+    return other;
+}
+
 void udp_socket_close(struct udp_socket *s) {
     if (s->fd >= 0) close(s->fd);
+    if (s->other >= 0) close(s->other);
     free(s->in.control);
     free(s->out.control);
     free(s->in.from);
@@ -236,7 +251,7 @@ void udp_socket_close(struct udp_socket *s) {
     free(s->out.headers);
     free(s->in.headers);
     free(s->in.bytes);
-    *s = (struct udp_socket){.fd = -1};
+    *s = (struct udp_socket){.fd = -1, .other = -1};
 }
 
 /* ---- sending ---- */
@@ -306,7 +321,8 @@ again:;
                           count - i);
     }
     for (int sent = 0; sent < messages;) {
-        int n = sendmmsg(s->fd, s->out.headers + sent, (unsigned)(messages - sent), 0);
+        int n = sendmmsg(batch[0].path ? s->other : s->fd, s->out.headers + sent,
+                         (unsigned)(messages - sent), 0);
         if (n > 0) {
             sent += n;
         } else if (errno == ECONNREFUSED && !s->errors) {

@@ -62,6 +62,7 @@ struct udp_outgoing {
 
 struct udp_socket {
     int fd;
+    int other;           /* sends from another port, and receives nothing */
     size_t granted;      /* bytes of the receive buffer, as the kernel counts them */
     const char *setting; /* the kernel setting that kept it smaller than we asked; NULL: none */
     bool segmentation;   /* UDP_SEGMENT works */
@@ -76,6 +77,8 @@ struct udp_socket {
 /* Opens a socket, binds it to `address`, and sets the port in `address`. On failure it releases
  * everything and logs a line. */
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address);
+/* The address of the other port. */
+struct udp_address udp_other_address(const struct udp_socket *s, const struct udp_address *address);
 void udp_socket_close(struct udp_socket *s);
 /* While it is on, datagrams are sent up to the MTU of the interface, even if routers have reported
  * a smaller MTU of the path (IP_PMTUDISC_PROBE); those that are too large are lost. */

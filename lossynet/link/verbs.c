@@ -103,7 +103,7 @@ static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     const int n = verbs_queue_receive(&v->queue);
     for (int i = 0; i < n; i++) {
         const struct verbs_incoming *in = &v->queue.rx.in[i];
-        arrivals[i] = (struct ln_arrival){in->bytes, in->count, find_sender(v, in)};
+        arrivals[i] = (struct ln_arrival){in->bytes, in->count, find_sender(v, in), 0};
     }
     return n;
 }

@@ -56,8 +56,8 @@ static void put_state(const struct ln_transport *t, int peer, uint8_t *to) {
 /* Sends one datagram in the class of DATA (`bulk`) or in the default class. If DATA has a class of
  * its own, a datagram of the default class may overtake DATA. Then a PROBE does not say how many
  * DATA were sent, and a STATE answers no question. The payload has at least `least` bytes. */
-static void send_in_class(struct ln_transport *t, int peer, int type, int kind, uint32_t index,
-                          uint32_t packet, bool bulk, size_t least) {
+static void send_in_class(struct ln_transport *t, int peer, int way, int type, int kind,
+                          uint32_t index, uint32_t packet, bool bulk, size_t least) {
     struct ln_peer *p = &t->peers[peer];
     bool overtakes = t->session.two_classes && !bulk;
     uint8_t small[WIRE_STATE_BYTES + 8], *payload = least ? t->session.padding : small;
@@ -81,23 +81,29 @@ static void send_in_class(struct ln_transport *t, int peer, int type, int kind, 
     }
     if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
     d.bulk = bulk;
-    ln_session_send(t, peer, &d, 1);
+    ln_session_send_by(t, peer, way, &d, 1);
 }
 
 void ln_control_send(struct ln_transport *t, int peer, int type, int kind, uint32_t index,
                      uint32_t packet) {
     struct ln_peer *p = &t->peers[peer];
-    send_in_class(t, peer, type, kind, index, packet, false, 0);
+    const bool answers = type == WIRE_STATE && p->control.answer_due;
+    const int way = answers ? p->detour.answer : p->detour.way;
+    send_in_class(t, peer, way, type, kind, index, packet, false, 0);
     /* Send it in both classes: the one in the default class arrives even if no DATA does. */
-    bool behind_data = type == WIRE_STATE ? p->control.answer_due : type == WIRE_PROBE && !packet;
+    bool behind_data = answers || (type == WIRE_PROBE && !packet);
     if (t->session.two_classes && behind_data)
-        send_in_class(t, peer, type, kind, index, packet, true, 0);
+        send_in_class(t, peer, way, type, kind, index, packet, true, 0);
     p->flow.unacknowledged = 0;
     if (type == WIRE_STATE) p->control.state_due = p->control.answer_due = false;
 }
 
 void ln_control_probe(struct ln_transport *t, int peer, uint32_t nonce, size_t bytes, bool bulk) {
-    send_in_class(t, peer, WIRE_PROBE, 0, 0, nonce, bulk, bytes);
+    send_in_class(t, peer, t->peers[peer].detour.way, WIRE_PROBE, 0, 0, nonce, bulk, bytes);
+}
+
+void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t nonce) {
+    send_in_class(t, peer, way, WIRE_PROBE, 0, 0, nonce, false, 0);
 }
 
 double ln_control_tell(const struct ln_peer *peer, double now) {
@@ -251,6 +257,7 @@ static void take_answer(struct ln_transport *t, int peer, uint32_t nonce) {
     p->control.answered = nonce;
     ln_timer_news(t, p);
     ln_path_answered(t, peer, nonce);
+    ln_detour_answered(t, peer, nonce);
 }
 
 static void take_probe(struct ln_transport *t, struct ln_peer *p, const struct wire_header *h) {

@@ -4,8 +4,10 @@
 void ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes) {
     struct wire_header h;
     const uint8_t *payload = datagram + WIRE_HEADER_BYTES;
-    if (!ln_session_verify(t, peer, &h, datagram, bytes)) return;
+    int way;
+    if (!ln_session_verify(t, &peer, &way, &h, datagram, bytes)) return;
     ln_timer_heard(t, peer, h.type);
+    if (h.type == WIRE_PROBE) t->peers[peer].detour.answer = way;
     ln_agenda_soon(t, peer);
     t->agenda.sends[peer] = true;
     if (h.type == WIRE_DATA) {

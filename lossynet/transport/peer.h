@@ -9,6 +9,7 @@
  *     message     the present rounds of small messages               message.c
  *     lateness    whether we wait for it                             deadline.c
  *     doubt       whether large datagrams still pass to it           path.c
+ *     detour      by which way our datagrams go to it                detour.c
  *     question    its acknowledgement of our gradient                ask.c
  *
  * In the comments "it" is the peer, and times without a unit are those of ln_now.
@@ -21,6 +22,7 @@
 enum {
     LOSSYNET_FRAGMENTS = 64,   /* most fragments of a message on their way to a peer */
     LOSSYNET_GATHER_KINDS = 2, /* kinds of gathers: WIRE_MESSAGES, WIRE_PULSES */
+    LOSSYNET_QUESTIONS = 8,    /* PROBEs whose way is remembered */
     LOSSYNET_REACH = 4, /* windows; a sequence farther than this from the last one is invalid */
 };
 
@@ -170,6 +172,29 @@ struct ln_doubt { /* whether datagrams of full size still pass to it (path.c) */
     double trusted;      /* until when we do not doubt again */
 };
 
+enum { WAY_DIRECT, WAY_OTHER_PATH, WAY_BY }; /* WAY_BY + r: by way of rank r */
+
+struct ln_way_question {
+    uint32_t nonce;
+    int way;
+};
+
+struct ln_detour { /* by which way our datagrams go to it (detour.c) */
+    int way;       /* the present one */
+    int candidate; /* another one that is tried */
+    int answer;    /* the way on which its last PROBE came, and our answer goes */
+    bool told;     /* a line has said that a relay is used */
+    bool returns;  /* the direct way is being tried again */
+    double since;  /* since when we wait for an answer; 0: we do not */
+    double wait;   /* seconds of that before we ask */
+    double due;    /* when the next question leaves */
+    double back;   /* when the direct way is tried again */
+    int asked[2];  /* questions on the present way, on the other one */
+    int answered;  /* of the latter */
+    int questions; /* since the start */
+    struct ln_way_question question[LOSSYNET_QUESTIONS];
+};
+
 struct ln_peer {
     struct ln_liveness live;
     struct ln_round_trip round_trip;
@@ -181,6 +206,7 @@ struct ln_peer {
     struct ln_waiting lateness;
     struct ln_question question;
     struct ln_doubt doubt;
+    struct ln_detour detour;
 };
 
 #endif

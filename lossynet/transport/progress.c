@@ -62,8 +62,10 @@ static bool receive(struct ln_transport *t) {
         int n = t->link->receive(t->link, arrivals);
         note_read(t, n);
         if (n > 0) t->receiver.news = t->receiver.now;
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < n; i++) {
+            t->session.path = arrivals[i].path;
             ln_dispatch(t, arrivals[i].peer, arrivals[i].bytes, arrivals[i].count);
+        }
         any |= n > 0;
         if (n == 0) break;
     }
@@ -163,7 +165,7 @@ static double ask(struct ln_transport *t, int peer, double now) {
     if (moves || blocked != live->probe_sends)
         live->probe =
             (struct ln_timer){.since = moves ? p->flow.credited + pause : now, .pause = pause};
-    else if (ln_timer_is_due(t, p, &live->probe, now))
+    else if (ln_timer_is_due(t, p, &live->probe, now) && p->detour.due <= now)
         ln_control_send(t, peer, WIRE_PROBE, 0, 0, 0);
     live->probe_sends = blocked;
     return ln_timer_due(t, &live->probe, now);
@@ -196,6 +198,7 @@ static void look(struct ln_transport *t, double now) {
         due = fmin(due, ln_control_push(t, peer, now));
         due = fmin(due, watch(t, peer, now));
         due = fmin(due, ln_path_push(t, peer, now));
+        due = fmin(due, ln_detour_push(t, peer, now));
         ln_agenda_count(t, peer);
         ln_agenda_set(t, peer, fmax(due, now + LOOK_LEAST));
     }

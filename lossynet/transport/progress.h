@@ -10,7 +10,8 @@
  *                    |        |       |
  *                 send.c   recv.c   message.c
  *                    |        |       |
- *                 control.c, pacing.c, window.c, timer.c, deadline.c, ask.c, path.c, agenda.c
+ *                 control.c, pacing.c, window.c, timer.c, deadline.c, ask.c, path.c, detour.c,
+ *                 agenda.c
  *                    |
  *                 session.c: seals, verifies  -->  link->send, link->receive
  *
@@ -123,6 +124,7 @@ struct ln_session { /* what all datagrams of a run have in common */
     int window;       /* most DATA that a peer may have on its way to us */
     int credit_every; /* we give a peer credit after so many DATA */
     int missed;       /* 1 + the peer because of which this rank has failed; 0: none */
+    int path;         /* of the link, on which the datagram came that is being handled */
     bool told_window; /* a line has said that receive queues keep paths idle */
     uint64_t step;    /* the caller's step, for lines of the log; atomic */
 };
@@ -164,8 +166,9 @@ struct ln_receiver {
     int unanswered;   /* peers with live.repeated */
     int suspects;     /* peers with live.suspected */
     struct ln_rejected rejected;
-    uint64_t ignored;    /* TEST datagrams */
+    uint64_t ignored;    /* TEST datagrams; what we sent on, but for DATA */
     uint64_t stragglers; /* phases of peers that were ended by a deadline */
+    uint64_t relayed;    /* DATA that we sent on for others */
 };
 
 /* How many of the last lags and steps are remembered. */
@@ -258,9 +261,14 @@ struct ln_transport {
 
 /* Seals and sends up to LOSSYNET_BATCH datagrams, whose headers lack only the checksum. */
 void ln_session_send(struct ln_transport *t, int peer, struct ln_datagram *batch, int n);
-/* Verifies and decrypts a datagram. If no rank of this run sent it, counts it and returns false. */
-bool ln_session_verify(struct ln_transport *t, int peer, struct wire_header *h, uint8_t *datagram,
-                       size_t bytes);
+/* The same by another way (detour.c) than the peer's present one. */
+void ln_session_send_by(struct ln_transport *t, int peer, int way, struct ln_datagram *batch,
+                        int n);
+/* Verifies and decrypts a datagram. If no rank of this run sent it, counts it and returns false.
+ * Sends it on if it is for another rank, and returns false. *peer: the rank from which it came, then
+ * the rank that sent it. *way: by which way it came. */
+bool ln_session_verify(struct ln_transport *t, int *peer, int *way, struct wire_header *h,
+                       uint8_t *datagram, size_t bytes);
 /* Makes the transport fail because of a peer, and logs one line. Later calls do nothing. */
 void ln_session_fail(struct ln_transport *t, int peer, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -367,6 +375,8 @@ void ln_control_send(struct ln_transport *t, int peer, int type, int kind, uint3
 /* Sends a PROBE with a nonce, and with zeros up to `bytes` bytes of payload. bulk: in the class of
  * DATA. */
 void ln_control_probe(struct ln_transport *t, int peer, uint32_t nonce, size_t bytes, bool bulk);
+/* Sends a PROBE with a nonce by this way. */
+void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t nonce);
 /* Returns when to tell a peer again that a phase is open, after we told it now; 0: never. Over a
  * long round trip we do not wait for the peer to ask, because that takes too long if our datagram
  * was lost. */
@@ -379,6 +389,14 @@ bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_head
                         const uint8_t *payload);
 /* Returns whether something is being repeated until it is answered. */
 bool ln_control_busy(const struct ln_transport *t);
+
+/* ---- detour.c: other ways to a peer ---- */
+
+/* Asks a peer by which ways our datagrams arrive, if we wait for it in vain. Returns when to look
+ * again. */
+double ln_detour_push(struct ln_transport *t, int peer, double now);
+/* Takes the nonce of a PROBE that a peer has answered. */
+void ln_detour_answered(struct ln_transport *t, int peer, uint32_t nonce);
 
 /* ---- ask.c: acknowledgements of late ranks ---- */
 

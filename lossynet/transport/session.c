@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Notes which peers are missing, as far as this rank knows, so that nobody need wait for them.
  * Peers that sent LEAVE or ABORT are not missing. */
@@ -53,10 +54,19 @@ static void seal(struct ln_transport *t, int peer, struct ln_datagram *d, int sl
     }
 }
 
-void ln_session_send(struct ln_transport *t, int peer, struct ln_datagram *batch, int n) {
-    for (int i = 0; i < n; i++) seal(t, peer, &batch[i], i);
-    lossynet_status status = t->link->send(t->link, peer, batch, n);
+void ln_session_send_by(struct ln_transport *t, int peer, int way, struct ln_datagram *batch,
+                        int n) {
+    for (int i = 0; i < n; i++) {
+        seal(t, peer, &batch[i], i);
+        batch[i].path = way == WAY_OTHER_PATH;
+    }
+    const int to = way < WAY_BY ? peer : way - WAY_BY;
+    lossynet_status status = t->link->send(t->link, to, batch, n);
     if (status && !t->failed) t->failed = status;
+}
+
+void ln_session_send(struct ln_transport *t, int peer, struct ln_datagram *batch, int n) {
+    ln_session_send_by(t, peer, t->peers[peer].detour.way, batch, n);
 }
 
 /* ---- in ---- */
@@ -70,17 +80,32 @@ static bool is_intact(const struct ln_transport *t, const struct wire_header *h,
     return crc == h->checksum;
 }
 
-/* Returns whether the header says that the datagram is from this peer and for us. */
-static bool is_addressed(const struct ln_transport *t, int peer, const struct wire_header *h) {
-    const int local = t->shape.local;
-    if (h->type != WIRE_DATA) return h->sender == peer && h->receiver == t->world.rank;
-    return h->sender / local == peer && h->receiver / local == t->world.rank;
+/* The rank of a sender or receiver in a header. */
+static int rank_of(const struct ln_transport *t, const struct wire_header *h, int who) {
+    return h->type == WIRE_DATA ? who / t->shape.local : who;
 }
 
-/* Returns the counter of the first error in a datagram, or NULL if a rank of this run has sent
- * it. */
-static uint64_t *reject(struct ln_transport *t, int peer, struct wire_header *h, uint8_t *datagram,
-                        size_t bytes) {
+/* Sends on a datagram for another rank, which its sender has sent us (detour.c). It is sealed for
+ * its receiver. Only a peer's own datagrams are sent on, and only directly, so that none goes in a
+ * circle. Returns the counter for it. */
+static uint64_t *send_on(struct ln_transport *t, int peer, int to, const struct wire_header *h,
+                         uint8_t *datagram) {
+    if (rank_of(t, h, h->sender) != peer || to == peer || to >= t->world.ranks ||
+        t->peers[to].detour.way >= WAY_BY || t->failed)
+        return t->session.secure ? &t->receiver.rejected.corrupt : &t->receiver.rejected.invalid;
+    struct ln_datagram d = {.payload = datagram + WIRE_HEADER_BYTES,
+                            .length = h->length,
+                            .bulk = h->type == WIRE_DATA,
+                            .path = t->peers[to].detour.way == WAY_OTHER_PATH};
+    memcpy(d.header, datagram, sizeof d.header);
+    if (t->link->send(t->link, to, &d, 1) != LOSSYNET_OK && !t->failed) t->failed = LOSSYNET_LINK;
+    return d.bulk ? &t->receiver.relayed : &t->receiver.ignored;
+}
+
+/* Returns the counter of the first error in a datagram, or NULL if rank *from of this run has sent
+ * it to us. */
+static uint64_t *reject(struct ln_transport *t, int peer, int *from, struct wire_header *h,
+                        uint8_t *datagram, size_t bytes) {
     struct ln_session *session = &t->session;
     struct ln_rejected *rejected = &t->receiver.rejected;
     if (bytes < WIRE_HEADER_BYTES) return &rejected->truncated;
@@ -90,23 +115,32 @@ static uint64_t *reject(struct ln_transport *t, int peer, struct wire_header *h,
     if (h->version != WIRE_VERSION) return &rejected->version;
     if (h->run != (uint32_t)session->id) return &rejected->foreign;
     if (h->type == WIRE_TEST) return &t->receiver.ignored;
-    if (session->secure) {
+    const int to = rank_of(t, h, h->receiver);
+    *from = rank_of(t, h, h->sender);
+    const bool strange = *from >= t->world.ranks || *from == t->world.rank;
+    if (t->link->features.reliable && (*from != peer || to != t->world.rank))
+        return &rejected->invalid;
+    if (session->secure && to == t->world.rank && !strange) {
         ln_secure_verdict verdict = ln_secure_open_datagram(
-            session->secure, peer, datagram, datagram + WIRE_HEADER_BYTES, h->length);
+            session->secure, *from, datagram, datagram + WIRE_HEADER_BYTES, h->length);
         if (verdict == LOSSYNET_SECURE_FORGED) return &rejected->corrupt;
         if (verdict == LOSSYNET_SECURE_REPLAYED) return &rejected->duplicate;
         h->length -= LOSSYNET_SECURE_BYTES;
-    } else if (!is_intact(t, h, datagram, bytes)) {
+    } else if (!session->secure && !is_intact(t, h, datagram, bytes)) {
         return &rejected->corrupt;
     }
-    if (h->type == 0 || h->type >= WIRE_TYPES || h->kind >= WIRE_KINDS || !is_addressed(t, peer, h))
+    if (session->secure && strange) return &rejected->corrupt;
+    if (h->type == 0 || h->type >= WIRE_TYPES || h->kind >= WIRE_KINDS || strange)
         return &rejected->invalid;
-    return NULL;
+    return to == t->world.rank ? NULL : send_on(t, peer, to, h, datagram);
 }
 
-bool ln_session_verify(struct ln_transport *t, int peer, struct wire_header *h, uint8_t *datagram,
-                       size_t bytes) {
-    uint64_t *wrong = reject(t, peer, h, datagram, bytes);
+bool ln_session_verify(struct ln_transport *t, int *peer, int *way, struct wire_header *h,
+                       uint8_t *datagram, size_t bytes) {
+    int from = *peer;
+    uint64_t *wrong = reject(t, *peer, &from, h, datagram, bytes);
+    *way = from != *peer ? WAY_BY + *peer : t->session.path ? WAY_OTHER_PATH : WAY_DIRECT;
+    *peer = from;
     if (wrong) ++*wrong;
     return !wrong;
 }

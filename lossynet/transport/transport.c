@@ -209,6 +209,7 @@ void ln_transport_counters(struct ln_transport *t, uint64_t *events) {
         r->truncated + r->foreign + r->version + r->corrupt + r->invalid + r->not_finite;
     events[LOSSYNET_OVERRUN] = t->link->overruns ? t->link->overruns(t->link) : 0;
     events[LOSSYNET_STRAGGLER] = t->receiver.stragglers;
+    events[LOSSYNET_RELAYED] = t->receiver.relayed;
     events[LOSSYNET_PACE] = (uint64_t)(t->pacing.rate * 8e-3);
     ln_progress_leave(t);
 }

@@ -182,6 +182,18 @@ def test_what_is_no_path_that_drops_large_datagrams():
         assert all("is there a filter on the path?" in line for line in lines), said
 
 
+def test_a_path_that_drops_everything_is_gone_around():
+    """Between two ranks, in one direction, and between two others every second. Where it stays so, nothing is lost
+    any more, and steps take as long as before but for a hop. One line per rank says so."""
+    before, _ = bad_paths("none")
+    for what in ("dark", "dark-way"):
+        got, said = bad_paths(what)
+        assert got["failed"] == 0 and got["lost"] == 0 and got["step_ms"] < 1.1 * before["step_ms"], (got, before)
+        assert 1 <= len(said.splitlines()) <= 2 and "by way of rank" in said, said
+    got, _ = bad_paths("dark-switched")
+    assert got["failed"] == 0 and got["lost"] < 0.1 and got["step_ms"] < 2 * before["step_ms"], (got, before)
+
+
 def test_a_forged_leave():
     """A LEAVE in the name of a rank that goes on changes nothing. A rank that leaves is missed soon."""
     for what in ("leave", "leaves"):

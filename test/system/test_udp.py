@@ -219,7 +219,7 @@ NETWORK = {"late", "duplicate", "rejected", "overruns", "stragglers"}
 
 def results(log):
     """numbers(), without counts of network events that do not change results."""
-    return [{key: value for key, value in event.items() if key not in NETWORK}
+    return [{key: value for key, value in event.items() if key not in NETWORK | {"relayed"}}
             for event in numbers(log)]
 
 

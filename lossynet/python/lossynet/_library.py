@@ -13,7 +13,7 @@ from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint3
 
 LOGGER = logging.getLogger("lossynet")
 LAGS, AGES, EVENTS = 16, 8, 6
-EVENT_NAMES = ("late", "duplicates", "rejected", "overruns", "stragglers", "pace")
+EVENT_NAMES = ("late", "duplicates", "rejected", "overruns", "stragglers", "pace", "relayed")
 
 
 class LossynetError(RuntimeError):

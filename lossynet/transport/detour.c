@@ -1,0 +1,145 @@
+/* detour.c — takes another way to a peer when everything on the present way is lost.
+ *
+ * A path may fail for one pair of ranks alone: a hash bucket, an optic, a filter. A rank has these
+ * ways to a peer, the cheapest first:
+ *
+ *     WAY_DIRECT          the link's first path
+ *     WAY_OTHER_PATH      its second one, from another source port (link.h): networks that spread
+ *                         traffic choose a path by the ports
+ *     WAY_BY + r          by way of rank r, which sends each datagram on (session.c)
+ *
+ * A datagram names its sender and its receiver, and is sealed for the receiver. So a relay sends it
+ * on as it is, and the receiver takes it as if it had come directly.
+ *
+ * Silence alone says little: a peer may compute, or its machine may be busy. So a way is given up only
+ * for one that is better. A rank that waits for a peer, or repeats something to it, asks it by PROBEs
+ * with a number: first on the present way; if ALONE of them are not answered, on the present way and
+ * on another one in turn. The answer takes the way of its question. When SURE questions on the other
+ * way were answered and none meanwhile on the present way, the rank takes the other way. If TRIES
+ * questions on the other way are not answered, the next one is tried. A peer that stood still
+ * answers on both when it goes on, and a network that loses packets at random loses more of them on two hops
+ * than on one, so neither changes anything. Nor does it help a peer that is cut off from everybody:
+ * it is late, or away.
+ *
+ * Each direction of a pair is judged apart. Every RETURN seconds the direct way is tried again.
+ * Relays are ranks that answered lately and to which we send directly, from a place on that depends on
+ * the pair, so that pairs choose unlike relays.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+enum { ALONE = 2, SURE = 4, TRIES = 5 };
+
+/* Seconds: how long we wait before the first question, at first and at most; between questions, with
+ * the factor by which this grows; until the direct way is tried again; and since when a relay was heard, at most. */
+static const double DOUBT = 0.03, DOUBT_MOST = 0.5;
+static const double PAUSE = 0.004, PAUSE_GROWS = 1.08, PAUSE_MOST = 0.1;
+static const double RETURN = 1;
+static const double LATELY = 0.5;
+
+/* Returns whether a peer may be reached by this way, as far as we know. */
+static bool is_way(const struct ln_transport *t, int peer, int way) {
+    if (way == WAY_DIRECT) return true;
+    if (way == WAY_OTHER_PATH) return t->link->features.paths > 1;
+    const int by = way - WAY_BY;
+    const struct ln_peer *p = &t->peers[by];
+    return by != peer && by != t->world.rank && p->detour.way < WAY_BY && !p->lateness.late &&
+           p->live.leaving == 0 && p->live.aborted == 0 && t->receiver.now - p->live.heard < LATELY;
+}
+
+/* The next way to try after `way`, other than the present one; the present one if there is none. */
+static int next_way(const struct ln_transport *t, int peer, int way) {
+    const int ranks = t->world.ranks, first = (t->world.rank + peer) % ranks;
+    /* Number 0 and 1 are the link's paths, 2 + i the rank first + i. */
+    int number = way < WAY_BY ? way : WAY_BY + (way - WAY_BY - first + ranks) % ranks;
+    for (int i = 0; i < WAY_BY + ranks; i++) {
+        number = (number + 1) % (WAY_BY + ranks);
+        const int next = number < WAY_BY ? number : WAY_BY + (number - WAY_BY + first) % ranks;
+        if (next != t->peers[peer].detour.way && is_way(t, peer, next)) return next;
+    }
+    return t->peers[peer].detour.way;
+}
+
+static void ask_by(struct ln_transport *t, int peer, int way) {
+    struct ln_detour *d = &t->peers[peer].detour;
+    const uint32_t nonce = ln_path_nonce(t, false);
+    d->question[d->questions++ % LOSSYNET_QUESTIONS] = (struct ln_way_question){nonce, way};
+    ln_control_ask_by(t, peer, way, nonce);
+}
+
+/* Begins to wait anew. */
+static void rest(struct ln_detour *d, double now) {
+    d->since = now;
+    d->asked[0] = d->asked[1] = d->answered = 0;
+}
+
+static void take(struct ln_transport *t, int peer, int way) {
+    struct ln_detour *d = &t->peers[peer].detour;
+    const int by = way - WAY_BY;
+    if (!d->told && by >= 0)
+        ln_log("rank %d, step %" PRIu64
+               ": nothing that is sent to rank %d arrives, and by way of rank "
+               "%d it does: from now on it goes by way of others when that is so",
+               t->world.rank, ln_session_step(t), peer, by);
+    d->told |= by >= 0;
+    d->way = way;
+    d->candidate = WAY_DIRECT;
+    d->back = t->receiver.now + RETURN;
+    d->wait = DOUBT;
+    rest(d, t->receiver.now);
+}
+
+void ln_detour_answered(struct ln_transport *t, int peer, uint32_t nonce) {
+    struct ln_detour *d = &t->peers[peer].detour;
+    int way = -1;
+    for (int i = 0; i < LOSSYNET_QUESTIONS; i++)
+        if (d->question[i].nonce == nonce) way = d->question[i].way;
+    if (way == d->way) {
+        d->wait = fmin(2 * d->wait, DOUBT_MOST);
+        if (!d->returns) rest(d, t->receiver.now);
+    } else if (way == d->candidate && ++d->answered >= SURE) {
+        take(t, peer, way);
+    }
+}
+
+/* Tries the direct way while another one is in use. Returns when to look again. */
+static double try_direct(struct ln_transport *t, int peer, double now, double pause) {
+    struct ln_detour *d = &t->peers[peer].detour;
+    if (!d->returns) rest(d, now), d->candidate = WAY_DIRECT;
+    d->returns = d->asked[1] < TRIES;
+    if (d->returns) {
+        ask_by(t, peer, WAY_DIRECT);
+        d->asked[1]++;
+        return d->due = now + pause;
+    }
+    rest(d, now);
+    return d->back = now + RETURN;
+}
+
+double ln_detour_push(struct ln_transport *t, int peer, double now) {
+    struct ln_peer *p = &t->peers[peer];
+    struct ln_detour *d = &p->detour;
+    const bool waits = ln_progress_expects(t, peer) || p->live.repeated;
+    const double patience = fmin(PAUSE_MOST, PAUSE * pow(PAUSE_GROWS, d->asked[0] + d->asked[1]));
+    const double pause = fmax(patience, ln_timer_timeout(p) / 4) * ln_timer_slowness(t);
+    if (t->link->features.reliable || t->failed || t->threads.closing) return HUGE_VAL;
+    if (d->way != WAY_DIRECT && now >= d->back)
+        return now < d->due ? d->due : try_direct(t, peer, now, pause);
+    if (!waits) d->since = 0;
+    if (!waits) return d->way == WAY_DIRECT ? HUGE_VAL : d->back;
+    if (d->since == 0) rest(d, now), d->wait = DOUBT;
+    const double doubts = d->since + fmax(d->wait, 2 * ln_timer_timeout(p));
+    if (now < doubts || now < d->due) return fmax(doubts, d->due);
+    if (d->asked[0] <= ALONE || d->asked[0] <= d->asked[1]) {
+        ask_by(t, peer, d->way);
+        d->asked[0]++;
+    } else {
+        if (d->asked[1] == 0 || (d->asked[1] % TRIES == 0 && d->answered == 0))
+            d->candidate = next_way(t, peer, d->candidate);
+        if (d->candidate != d->way) ask_by(t, peer, d->candidate);
+        d->asked[1]++;
+    }
+    return d->due = now + pause;
+}

@@ -1,0 +1,106 @@
+"""Tests other ways between hosts when a path fails: another source port, or by way of another rank."""
+import random
+import re
+import time
+
+import pytest
+
+from program import PROGRAM, TIMEOUT, read_log, usual_isa
+from test_program import data  # pylint: disable=unused-import
+from test_udp import hosts, namespaces, options, steps_of, train_on  # pylint: disable=unused-import
+
+pytestmark = [pytest.mark.spread, pytest.mark.takes(90)]
+
+BOTH = (1, 3, ""), (3, 1, "")
+
+
+def assert_goes_on(log, steps, first=5):
+    """All steps were made, and after the first ones nothing was lost."""
+    made = steps_of(log)
+    assert len(made) == steps and log[-1]["status"] == "complete"
+    lossy = [e["step"] for e in made if e["gradient_loss_rate"] or e["parameter_loss_rate"]]
+    assert sum(step > first for step in lossy) <= steps // 10, lossy
+
+
+@pytest.mark.parametrize("rules, more", [(BOTH, {}), (BOTH[:1], {}), (BOTH, {"encrypt": True, "packet_bytes": 8000})])
+def test_a_pair_of_hosts_that_is_dark(hosts, data, tmp_path, rules, more):
+    """Nothing gets from one host to another, from the start, in both directions or in one. A relay sends on
+    what they have for each other, encrypted or not, and the log counts it."""
+    hosts.darken(*rules)
+    log = train_on(hosts, data, tmp_path, steps=40, **more)
+    assert_goes_on(log, 40)
+    assert min(e["relayed"] for e in steps_of(log)[5:]) > 0
+    hosts.darken()
+    log = train_on(hosts, data, tmp_path, steps=5, overwrite=True, **more)
+    assert sum(e["relayed"] for e in steps_of(log)) == 0
+
+
+def test_a_source_port_that_is_dark(hosts, data, tmp_path):
+    """What host 1 sends from one of its two ports is dropped on the way to host 3, then what it sends from the
+    other one. The port that is left takes over, and nothing needs a relay."""
+    log = tmp_path / "log.jsonl"
+    running = hosts.start(PROGRAM, *options(data, tmp_path, steps=200, peer_timeout=60), environment=usual_isa())
+    end = time.monotonic() + TIMEOUT
+    while not log.exists() or len(log.read_text(encoding="utf-8").splitlines()) < 5:
+        assert running.poll() is None and time.monotonic() < end, running.communicate()
+        time.sleep(0.05)
+    ports = re.findall(r":(\d+) ", hosts.execute(hosts.names[1], "ss", "-Huan"))
+    assert len(ports) == 2, ports
+    for port in ports:
+        hosts.darken((1, 3, f"udp sport {port}"))
+        time.sleep(1)
+    hosts.darken()
+    stdout, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 0, stdout + stderr
+    assert_goes_on(read_log(log), 200)
+    assert sum(e["relayed"] for e in steps_of(read_log(log))) == 0
+
+
+@pytest.mark.parametrize("what", ["pair", "direction"])
+def test_paths_that_fail_and_come_back(hosts, data, tmp_path, what):
+    """A seed takes another pair of hosts, or one direction of one, down every second. The run goes on, and
+    loses no more than what was on its way when a path failed."""
+    choose = random.Random(7)
+    running = hosts.start(PROGRAM, *options(data, tmp_path, steps=80, peer_timeout=60), environment=usual_isa())
+    end = time.monotonic() + TIMEOUT
+    while running.poll() is None and time.monotonic() < end:
+        a, b = choose.sample(range(4), 2)
+        hosts.darken((a, b, ""), *(((b, a, ""),) if what == "pair" else ()))
+        time.sleep(1)
+    stdout, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 0, stdout + stderr
+    log = read_log(tmp_path / "log.jsonl")
+    assert len(steps_of(log)) == 80 and log[-1]["status"] == "complete"
+    assert sum(e["relayed"] for e in steps_of(log)) > 0
+    assert log[-1]["gradient_loss_rate"] < 0.05 and log[-1]["parameter_loss_rate"] < 0.05
+
+
+def test_a_host_that_is_cut_off_is_late_and_not_gone_around(hosts, data, tmp_path):
+    """Host 3 is cut off from all for some seconds, and hosts 1 and 2 reach each other only by a relay. With a
+    deadline the others go on without host 3, which no way leads to, and it comes back."""
+    log = tmp_path / "log.jsonl"
+    running = hosts.start(PROGRAM, *options(data, tmp_path, steps=150, peer_timeout=60, deadline=0.3, carry=1),
+                          environment=usual_isa())
+
+    def steps_made():
+        return log.read_text(encoding="utf-8").count('"step":') if log.exists() else 0
+
+    def wait_for(steps):
+        while steps_made() < steps:
+            assert running.poll() is None and time.monotonic() < end, running.communicate()
+            time.sleep(0.05)
+
+    end = time.monotonic() + TIMEOUT
+    wait_for(10)
+    dark = (1, 2, ""), (2, 1, "")
+    hosts.darken(*dark, (3, None, ""), (None, 3, ""))
+    before = steps_made()
+    time.sleep(3)
+    wait_for(before + 3)
+    hosts.darken(*dark)
+    stdout, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 0, stdout + stderr
+    made = read_log(log)
+    assert made[-1]["status"] == "complete" and made[-1]["step"] == 150
+    assert sum(e["stragglers"] for e in steps_of(made)) > 0 and sum(e["relayed"] for e in steps_of(made)) > 0
+    assert all(e["gradient_loss_rate"] < 0.1 for e in steps_of(made)[-10:])
