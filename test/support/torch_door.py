@@ -200,6 +200,17 @@ def average_of_weights(make, rank):
     return {**result(ema.module), **{"copy." + name: value for name, value in result(copies[1]).items()}}
 
 
+def views_that_were_kept(make, rank):
+    inner = net(width=300)
+    model, optimizer = make(inner, SGD, lr=0.1)
+    views, sums = inner.state_dict(), {}
+    def after(_step):
+        for name, view in views.items():
+            sums[name] = sums.get(name, 0) + view
+    loop(model, optimizer, rank, after=after)
+    return sums
+
+
 @with_net(width=300)
 def clamped_weights(model, inner, optimizer, rank):
     def clamp(_step):
@@ -457,9 +468,11 @@ TABLE = {
     "p.grad.numpy()": changes_gradients(write_through_numpy), "p.grad on rank 0": changes_gradients(on_rank_0),
     "clip_grad_norm_": changes_gradients(lambda inner, _: nn.utils.clip_grad_norm_(inner.parameters(), 0.05)),
     "clip_grad_value_": changes_gradients(lambda inner, _: nn.utils.clip_grad_value_(inner.parameters(), 0.003)),
-    "GradScaler": scaled_by_grad_scaler, "SAM": sharpness_aware, "skipped batches": skipped_batches,
+    "GradScaler": scaled_by_grad_scaler, "SAM": sharpness_aware,
+    "skipped batches": skipped_batches,
     "no no_sync": added_up, "step() twice": stepped_twice, "EMA and copies": average_of_weights,
-    "p.data.clamp_": clamped_weights, "vector_to_parameters": weights_from_a_vector, "frozen later": frozen_later,
+    "p.data.clamp_": clamped_weights, "views kept": views_that_were_kept,
+    "vector_to_parameters": weights_from_a_vector, "frozen later": frozen_later,
     "unused experts": unused_experts, "all from rank 0": all_from_rank_0, "BatchNorm": statistics_of_batches,
     "GAN": adversaries, "NaN, caught": goes_on_after_nan,
     "Adafactor": with_optimizer(torch.optim.Adafactor), "LBFGS": with_optimizer(torch.optim.LBFGS),

@@ -59,12 +59,13 @@ def check_elementwise(optimizer_class: Any, groups: list[dict[str, Any]], keywor
         if "lr" in given and not given["lr"]:
             given["lr"] = 1e-3  # a warm-up begins with 0, where nothing moves
         with torch.random.fork_rng(devices=[]):
-            _try_parts(optimizer_class, given)
+            for shape in ((4, 6), (2, 3, 2, 2)):
+                _try_parts(optimizer_class, given, shape)
 
 
-def _try_parts(optimizer_class: Any, given: dict[str, Any]) -> None:
+def _try_parts(optimizer_class: Any, given: dict[str, Any], shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)
-    start, *gradients = (torch.randn(4, 6, generator=generator) for _ in range(4))
+    start, *gradients = (torch.randn(shape, generator=generator) for _ in range(4))
     name, why = getattr(optimizer_class, "__name__", str(optimizer_class)), ""
     whole = torch.nn.Parameter(start.clone())
     optimizer = optimizer_class([whole], **given)  # with its own words about wrong keywords

@@ -57,6 +57,7 @@ class _Entry:
         self.value: torch.Tensor  # its part of the vector of parameters, and of gradients
         self.gradient: torch.Tensor
         self.where: tuple[int, tuple[int, ...]]  # address and strides of the value
+        self.uses = 0  # of the value's memory
         self.version = 0  # of the parameter, when it was last like the value
         self.pieces: list[tuple[slice, torch.nn.Parameter]] = []  # what this rank owns of it: one or none
 
@@ -202,7 +203,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 entry.parameter.data = entry.value
             else:
                 entry.parameter.data.copy_(entry.value)
-            entry.version = entry.parameter._version
+            entry.version, entry.uses = entry.parameter._version, _uses(entry.value)
         self._owned = [shard for shard in self.comm.owned() if shard.stop > shard.start]
 
     def _optimizer_of_shards(self, optimizer_class: type[torch.optim.Optimizer],
@@ -371,8 +372,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._forget_gradients()
         if used.any() and not math.isfinite(norm):
             raise FloatingPointError(f"lossynet: step {self._steps}: the gradient's norm is {norm}: expected a finite "
-                                     "one; the parameters are those of the step before, and training can go on: "
-                                     "expected that every rank catches this, or a smaller learning rate")
+                                     "one; the parameters are those of the step before; a "
+                                     "loop that catches this on every rank can go on")
         self._norm = norm
         self._adopt()
         self._update(norm, used)
@@ -508,8 +509,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             return
         if (digests != digests[0]).any():
             raise LossynetError("parameters that the optimizer was not given, or buffers, differ between ranks: "
-                                "expected ShardedOptimizer(model, ...), or model=model beside parameters: then all of it "
-                                "comes from rank 0")
+                                "expected ShardedOptimizer(model, ...), or model=model beside parameters: then all "
+                                "of it comes from rank 0")
         self._others.agreed = True
 
     def _share_buffers(self, every: dict[str, np.ndarray]) -> None:
@@ -561,7 +562,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _begin_broadcast(self) -> None:
         self.comm.broadcast_begin(self._values)
         self._arriving = [True] * len(self._arriving)
-        self._overlaps, self._hooked = self._overlap and self._hooked, False
+        # Nobody sees that a script reads memory which it has kept, such as p.data or model.state_dict().
+        kept = any(entry.direct and _uses(entry.value) > entry.uses for entry in self._entries)
+        self._overlaps, self._hooked = self._overlap and self._hooked and not kept, False
         if not self._overlaps:  # no module waits for parameters
             self._end_broadcast()
             return
@@ -739,6 +742,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 if entry.parameter.grad is entry.sent:
                     entry.parameter.grad = None
             self.comm.close()
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    """How many tensors share its memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _elsewhere(names: list[str]) -> LossynetError:
