@@ -6,7 +6,8 @@
 #   -n N               processes [1]
 #   --max-restarts N   how often each process is restarted after a signal or exit code 1 [3]
 #   --meet URL         etcd://HOST:PORT/RUN, an etcd that runs already [an etcd that this script
-#                      starts on this host and ends with the run]
+#                      starts on this host and ends with the run; with --hosts and --srun it has a
+#                      password, which the ranks get through their connections]
 #   --hosts A,B,...    the processes run on these hosts in turn, over ssh; the hosts share this
 #                      folder and need a login without a password [this host, without ssh]
 #   --srun             the processes run on the nodes of this allocation of Slurm in turn, by srun:
@@ -21,7 +22,8 @@
 # checkpoint (--resume auto). They do not with --srun or after a connection has ended, because a process
 # there may still be training.
 # Exit codes: 0: a process has ended well; 1: no process is left; 2: wrong usage. The environment
-# variable TRAIN_LLAMA2 names the program [build/train_llama2].
+# variable TRAIN_LLAMA2 names the program [build/train_llama2], TRAIN_LLAMA2_STORE_PASSWORD has the password
+# of user root of the etcd that --meet names.
 set -u -o pipefail
 
 say() { echo "elastic.sh: $1" >&2; }
@@ -66,6 +68,7 @@ done
 
 # ---- etcd -----------------------------------------------------------------------------------
 folder=$(mktemp -d) || exit 1
+password=${TRAIN_LLAMA2_STORE_PASSWORD-} # of the store; empty: it has none
 name=elastic-${folder##*.} # of the etcd and of the run, unlike any other
 etcd='' client='' peer=''
 exec {idle}<> <(:) # nothing ever comes from it
@@ -86,9 +89,7 @@ tie() { # tie SIGNAL COMMAND
 }
 
 etcd_start() {
-    local local=127.0.0.1
-    [ "${#hosts[@]}" -eq 0 ] || local=0.0.0.0
-    tie KILL etcd --name "$name" --data-dir "$folder/data" --listen-client-urls "http://$local:$client" \
+    tie KILL etcd --name "$name" --data-dir "$folder/data" --listen-client-urls "http://$listens:$client" \
         --advertise-client-urls "http://$here:$client" --listen-peer-urls "http://127.0.0.1:$peer" \
         --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
         --initial-cluster "$name=http://127.0.0.1:$peer" </dev/null >>"$folder/log" 2>&1
@@ -96,10 +97,40 @@ etcd_start() {
 }
 
 # Prints what the store answers. Nothing: no answer within 2 s.
+token=''
 ask() { # ask HOST PORT PATH JSON
     # shellcheck disable=SC2016  # the other shell expands it
-    timeout 2 bash -c 'exec 3<>"/dev/tcp/$0/$1" &&
-        printf "POST /v3/%s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" "$2" "${#3}" "$3" >&3 && cat <&3' "$@" 2>/dev/null
+    TOKEN=$token timeout 2 bash -c 'exec 3<>"/dev/tcp/$0/$1" &&
+        printf "POST /v3/%s HTTP/1.0\r\n%sContent-Length: %d\r\n\r\n%s" "$2" "${TOKEN:+Authorization: $TOKEN
+}" \
+            "${#3}" "$3" >&3 && cat <&3' "$@" 2>/dev/null
+}
+
+# A token for further requests, if the store has a password.
+log_in() { # log_in HOST PORT
+    token=''
+    [ -z "$password" ] ||
+        [[ ! $(ask "$1" "$2" auth/authenticate "{\"name\":\"root\",\"password\":\"$password\"}") \
+            =~ \"token\":\"([^\"]+)\" ]] || token=${BASH_REMATCH[1]}
+}
+
+# Gives the etcd of this script a password, while it listens on this host alone.
+protect() {
+    password=$(head -c 24 /dev/urandom | base64 -w 0 | tr '+/' 'AB')
+    local what
+    while read -r what; do
+        [[ $(ask 127.0.0.1 "$client" "auth/${what%% *}" "${what#* }") == *" 200 OK"* ]] ||
+            fail "etcd takes no password (${what%% *}); see $folder/log"
+    done <<END
+role/add {"name":"root"}
+user/add {"name":"root","password":"$password"}
+user/grant {"user":"root","role":"root"}
+enable {}
+END
+    { kill -KILL "$etcd" && wait "$etcd"; } 2>/dev/null
+    listens=0.0.0.0
+    etcd_start
+    until etcd_answers || ! kill -0 "$etcd" 2>/dev/null; do doze 0.1; done
 }
 
 # Whether the etcd of this script answers. Another one may have had its port before.
@@ -113,10 +144,12 @@ etcd_open() {
     for ((attempts = 8; attempts > 0; attempts--)); do
         client=$((20000 + RANDOM % 12000)) peer=$((client + 1))
         rm -rf "$folder/data"
+        listens=127.0.0.1
         etcd_start
         for ((wait = 0; wait < 600; wait++)); do
             kill -0 "$etcd" 2>/dev/null || break
             if etcd_answers; then
+                [ "${#hosts[@]}" -eq 0 ] || protect
                 meet=etcd://$here:$client/$name
                 return
             fi
@@ -134,11 +167,13 @@ etcd_open() {
 pids=() again=() due=() ended=() inputs=() named=()
 stopping='' stopped=0 unsure=''
 
-# Runs on the other host. It reads names of signals from its standard input, one a line, and sends them
+# Runs on the other host. It reads the store's password, and then names of signals from its standard input, one a line, and sends them
 # to the program. When the input ends, the connection is gone and another process takes the place of this
 # one. So the program is killed with SIGKILL, since SIGTERM would end the run for all ranks.
 # shellcheck disable=SC2016  # the other host's shell expands it
 far_away='exec 3<&0
+read -r TRAIN_LLAMA2_STORE_PASSWORD <&3
+export TRAIN_LLAMA2_STORE_PASSWORD
 "$@" </dev/null & program=$!
 { while read -r signal <&3; do kill -s "$signal" "$program"; done; kill -s KILL "$program"; } 2>/dev/null &
 wait "$program"; code=$?
@@ -172,6 +207,7 @@ start() { # start NUMBER
         mkfifo "$folder/input.$1" 2>/dev/null
         exec {input}<>"$folder/input.$1"
         inputs[$1]=$input
+        echo "$password" >&"$input"
         launch remote "$1" "cd $(quoted "$PWD") && $command"
     fi
     pids[$1]=$!
@@ -205,6 +241,7 @@ rank_of() { # rank_of NUMBER
     local run=${url#*/} host=${url%%/*}
     key=$(printf %s "$run/view" | base64 -w 0)
     rank=''
+    log_in "$(tr -d '[]' <<<"${host%:*}")" "${host##*:}"
     for ((views = 0; views < 5; views++)); do
         answer=$(ask "$(tr -d '[]' <<<"${host%:*}")" "${host##*:}" kv/range "{\"key\":\"$key\"$revision}")
         [[ $answer =~ \"mod_revision\":\"([0-9]+)\" ]] || return

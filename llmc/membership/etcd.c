@@ -205,19 +205,84 @@ static enum store_status transfer(struct etcd *e, const char *path, const char *
     return STORE_DONE;
 }
 
+/* ---- a store with a password ----
+ *
+ * Its user is root. Who sends the password gets a token, which stands in the header of all requests.
+ * A token lapses, and a store that was started again knows none: then the request is refused, and
+ * the password is sent again. */
+
+static struct {
+    pthread_mutex_t lock; /* the watch has a connection and a thread of its own */
+    char text[256];
+} token = {PTHREAD_MUTEX_INITIALIZER, ""};
+
+static const char *password_of_store(void) {
+    const char *password = getenv("TRAIN_LLAMA2_STORE_PASSWORD");
+    return password && *password ? password : NULL;
+}
+
+/* Sets the headers of a connection, with the token if there is one. */
+static void set_headers(CURL *connection, struct curl_slist **headers) {
+    struct curl_slist *list = curl.slist_append(NULL, "Content-Type: application/json");
+    char line[300];
+    pthread_mutex_lock(&token.lock);
+    snprintf(line, sizeof line, "Authorization: %s", token.text);
+    if (list && *token.text) curl.slist_append(list, line);
+    pthread_mutex_unlock(&token.lock);
+    curl.easy_setopt(connection, CURLOPT_HTTPHEADER, list);
+    if (*headers) curl.slist_free_all(*headers);
+    *headers = list;
+}
+
+/* The answer to the last request. The caller releases it. */
+static json_t *take_json(struct etcd *e, long *code) {
+    json_error_t wrong;
+    *code = 0;
+    curl.easy_getinfo(e->curl, CURLINFO_RESPONSE_CODE, code);
+    return json_loadb(e->answer ? e->answer : "", e->bytes, 0, &wrong);
+}
+
+/* Sends the password for a token. Returns whether there is one. */
+static bool log_in(struct etcd *e) {
+    long code;
+    json_t *request = json_object();
+    json_object_set_new(request, "name", json_string("root"));
+    json_object_set_new(request, "password", json_string(password_of_store()));
+    char *body = json_dumps(request, JSON_COMPACT);
+    json_decref(request);
+    const bool sent = body && transfer(e, "auth/authenticate", body) == STORE_DONE;
+    free(body);
+    json_t *answer = sent ? take_json(e, &code) : NULL;
+    const char *text = json_string_value(json_object_get(answer, "token"));
+    if (text) {
+        pthread_mutex_lock(&token.lock);
+        snprintf(token.text, sizeof token.text, "%s", text);
+        pthread_mutex_unlock(&token.lock);
+        set_headers(e->curl, &e->headers);
+    }
+    json_decref(answer);
+    return text != NULL;
+}
+
+/* ---- requests ---- */
+
 /* Sends `request`, and releases it. The caller releases *answer if the store answered. */
 static enum store_status ask(struct etcd *e, const char *path, json_t *request, json_t **answer) {
     char *body = json_dumps(request, JSON_COMPACT);
     json_decref(request);
     *answer = NULL;
     if (!body) return away(e, "out of memory");
-    const enum store_status status = transfer(e, path, body);
+    long code = 0;
+    enum store_status status = transfer(e, path, body);
+    if (status == STORE_DONE) *answer = take_json(e, &code);
+    if (status == STORE_DONE && code != 200 && password_of_store() && log_in(e)) {
+        json_decref(*answer);
+        *answer = NULL;
+        status = transfer(e, path, body);
+        if (status == STORE_DONE) *answer = take_json(e, &code);
+    }
     free(body);
     if (status != STORE_DONE) return status;
-    json_error_t wrong;
-    long code = 0;
-    curl.easy_getinfo(e->curl, CURLINFO_RESPONSE_CODE, &code);
-    *answer = json_loadb(e->answer ? e->answer : "", e->bytes, 0, &wrong);
     if (code == 200 && json_is_object(*answer)) return STORE_DONE;
     const char *said = json_string_value(json_object_get(*answer, "error"));
     if (!said) said = json_string_value(json_object_get(*answer, "message")); /* newer versions */
@@ -348,9 +413,8 @@ static int new_connection(CURL **connection, struct curl_slist **headers) {
     pthread_once(&curl_once, begin_curl);
     if (!curl.begun) return log_error("--meet needs libcurl (package libcurl4): %s", curl.why);
     *connection = curl.easy_init();
-    *headers = curl.slist_append(NULL, "Content-Type: application/json");
+    if (*connection) set_headers(*connection, headers);
     if (!*connection || !*headers) return log_error("libcurl cannot be initialised");
-    curl.easy_setopt(*connection, CURLOPT_HTTPHEADER, *headers);
     curl.easy_setopt(*connection, CURLOPT_NOSIGNAL, 1L);
     curl.easy_setopt(*connection, CURLOPT_NOPROXY, "*");
     return 0;
@@ -459,6 +523,7 @@ int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_
 static void connect_again(struct etcd_watch *w, double now) {
     if (w->connected || (w->tried >= 0 && now < w->tried + 1)) return;
     w->tried = now;
+    set_headers(w->curl, &w->headers);
     w->connected = !curl.multi_add_handle(w->multi, w->curl);
 }
 

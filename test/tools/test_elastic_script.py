@@ -1,5 +1,6 @@
 """Tests scripts/elastic.sh with a stand-in for the trainer and a real etcd, and once with the real
 trainer."""
+import json
 import os
 import pathlib
 import re
@@ -7,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -23,6 +26,7 @@ needs_etcd = pytest.mark.skipif(not shutil.which("etcd"), reason="etcd is not in
 TRAINER = """#!/bin/bash
 exec 9>"$NOTES/lock"; flock 9
 echo "$$ $*" >>"$NOTES/started"
+echo "${TRAIN_LLAMA2_STORE_PASSWORD-}" >>"$NOTES/passwords"
 what=$(sed -n "$(wc -l <"$NOTES/started")p" "$NOTES/plan")
 exec 9>&-
 note() { echo "$1" >>"$NOTES/signals"; exit 0; }
@@ -180,6 +184,33 @@ def test_the_etcd_of_another_job_is_not_taken(script):
         other.stop()
 
 
+@needs_etcd
+def test_a_store_for_other_hosts_has_a_password(script):
+    """The etcd listens on all addresses then, and answers only who has the password, which no command line shows."""
+    process = script.start("wait wait", "-n", 2, "--hosts", "a,b", "--")
+    script.wait(lambda: len(script.lines("ready")) == 2)
+    address = options_of(script.lines("started")[0]).split("/")[2]
+    (password,) = set(script.lines("passwords"))
+    assert len(password) == 32
+
+    def ask(path, body, **headers):
+        request = urllib.request.Request(f"http://{address}/v3/{path}", json.dumps(body).encode(), headers)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+            return json.load(answer)
+    everything = {"key": "AA==", "range_end": "AA=="}
+    for login in ({}, {"Authorization": "guess.1"}):
+        with pytest.raises(urllib.error.HTTPError):
+            ask("kv/range", everything, **login)
+    with pytest.raises(urllib.error.HTTPError):
+        ask("auth/authenticate", {"name": "root", "password": "guess"})
+    token = ask("auth/authenticate", {"name": "root", "password": password})["token"]
+    assert "header" in ask("kv/range", everything, Authorization=token)
+    shown = subprocess.run(["ps", "-eo", "args"], text=True, capture_output=True, check=True).stdout
+    assert "elastic.sh" in shown and password not in shown
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT) == 0
+
+
 URL = ("--meet", "etcd://nowhere:1/r")
 
 
@@ -273,7 +304,7 @@ def test_no_etcd(script):
                           capture_output=True, check=False,
                           env={"PATH": str(script.folder), "TRAIN_LLAMA2": str(PROGRAM)})
     assert done.returncode == 1
-    assert done.stderr == ("elastic.sh: no etcd here: install it (package etcd-server), or name one "
+    assert done.stderr == ("elastic.sh: no etcd here: scripts/dependencies.sh elastic installs it; or name one "
                            "with --meet\n")
 
 
