@@ -23,6 +23,8 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
     name/plain = ours/no the_paper/yes   # names of the arms, for tables and plots
     launch = mpirun -np 64               # before the first section: stands before every command
 
+Runs with `device = cuda` train side by side on one GPU, as many as its memory allows (--jobs, --gpus).
+
 Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run
 without loss of the same seed, or with the run that `against` names. Everything is kept in
 out/sweeps/NAME: logs, results (results.jsonl), table.md, table.csv, plots. Stop it with Ctrl-C or
@@ -33,6 +35,7 @@ import argparse
 import fcntl
 import glob
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +51,8 @@ from python_packages import require  # in scripts, which report.py has added
 HERE = os.path.dirname(os.path.abspath(__file__))
 # How often a run without loss is evaluated: step_tax() needs this curve.
 BASELINE_EVALUATIONS = 10
+# Runs that share a GPU: how much of its free memory they may plan to use, and how many there are at most.
+GPU_SHARE, GPU_JOBS = 0.9, 8
 
 
 def kept_files():
@@ -61,6 +66,23 @@ def duration(seconds):
         f"{minutes} min" if seconds >= 60 else f"{int(seconds)} s"
 
 
+def gpu_memory_free():
+    """Free memory of the first GPU, in 10^9 bytes; 0: nvidia-smi does not say it."""
+    try:
+        said = subprocess.run(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
+                              capture_output=True, text=True, check=True).stdout
+        return float(said.split()[0]) * 2**20 / 1e9
+    except (OSError, subprocess.CalledProcessError, IndexError, ValueError):
+        return 0
+
+
+def planned_gigabytes(command):
+    """The memory of a GPU that a run takes, as --dry-run says."""
+    said = subprocess.run(command + ["--dry-run"], capture_output=True, text=True, check=False).stdout
+    total = re.search(r"^ *total +([\d.]+) GB", said, re.MULTILINE)
+    return float(total[1]) if total else 0
+
+
 class Sweep:
     def __init__(self, settings, arguments, program):
         self.settings, self.arguments, self.program = settings, arguments, program
@@ -68,6 +90,7 @@ class Sweep:
         self.file = os.path.join(self.out, "results.jsonl")
         self.kept_file = os.path.join(HERE, "settings", settings.name + ".jsonl")
         self.results, self.active, self.failed, self.stopping = {}, [], [], False
+        self.threads = None  # of each run on a GPU
         self.began, self.worked = time.monotonic(), 0.0  # worked: tokens trained by this call
 
     # ---- results and checkpoints ---------------------------------------------------------
@@ -102,6 +125,12 @@ class Sweep:
 
     def slots(self):
         a = self.arguments
+        if self.on_gpu():
+            jobs = a.jobs or self.jobs_of_gpu()
+            threads = max(1, len(os.sched_getaffinity(0)) // (jobs * (a.gpus or 1)))
+            self.threads = threads
+            return [{"OMP_NUM_THREADS": str(threads), **({"CUDA_VISIBLE_DEVICES": str(gpu)} if a.gpus else {})}
+                    for _ in range(jobs) for gpu in range(a.gpus or 1)]
         if a.gpus:
             return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(a.gpus)]
         if self.settings.launch:
@@ -109,6 +138,20 @@ class Sweep:
         jobs = a.jobs or max(1, len(os.sched_getaffinity(0)) // a.threads)
         # A waiting thread spins only briefly before it sleeps, because runs share the cores.
         return [{"OMP_NUM_THREADS": str(a.threads), "GOMP_SPINCOUNT": "1000"} for _ in range(jobs)]
+
+    def on_gpu(self):
+        """Whether all runs ask for a GPU, and are processes of their own."""
+        return not self.settings.launch and all(run.value("device", "auto") == "cuda" for run in self.settings.runs)
+
+    def jobs_of_gpu(self):
+        """How many runs fit a GPU side by side: its free memory over what the largest of them plans. 1: unknown."""
+        missing = self.missing()
+        kinds = {tuple(sorted((name, value) for name, value in run.options.items() if name != "seed")): run
+                 for run in missing if not run.start}
+        need = max((planned_gigabytes(run.command(self.program, self.settings.known)) for run in kinds.values()),
+                   default=0)
+        fit = int(GPU_SHARE * gpu_memory_free() / need) if need else 1
+        return max(1, min(fit, GPU_JOBS, len(missing)))
 
     def begin(self, run, slot):
         directory = self.directory(run)
@@ -119,8 +162,8 @@ class Sweep:
         command += ["--out", directory, "--resume", "auto", "--quiet"]
         if run.start:
             command += ["--model", self.checkpoint(run.start)]
-        if "threads" not in run.options and not self.arguments.gpus and not self.settings.launch:
-            command += ["--threads", str(self.arguments.threads)]
+        if "threads" not in run.options and not self.settings.launch and (self.threads or not self.arguments.gpus):
+            command += ["--threads", str(self.threads or self.arguments.threads)]
         if run.lossless() and "eval-every" not in run.options:
             every = max(1, int(run.options["steps"]) // BASELINE_EVALUATIONS)
             command += ["--eval-every", str(every)]
@@ -250,7 +293,8 @@ class Sweep:
             tail += f"; {left}"
         room = 79 - len(count) - 1 - len(tail)
         self.line(f"{count} {what[:room]}{tail}", "\n")
-        report(self.settings, self.results, self.out, plots=False)
+        if not self.arguments.runs_only:
+            report(self.settings, self.results, self.out, plots=False)
 
     def line(self, text, end):
         if sys.stdout.isatty():
@@ -292,14 +336,16 @@ def parse():
     parser.add_argument("settings", help="quick, paper-small, paper-7b, or a file")
     parser.add_argument("--out", metavar="DIR", help="default: out/sweeps/NAME")
     parser.add_argument("--jobs", type=int, metavar="N",
-                        help="runs side by side; default: cores / threads")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each run [1]")
-    parser.add_argument("--gpus", type=int, metavar="N", help="side by side, one run on each GPU")
+                        help="runs side by side, on each GPU; default: cores / threads, or what a GPU's memory holds")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each run on a CPU [1]")
+    parser.add_argument("--gpus", type=int, metavar="N", help="so many GPUs side by side")
     parser.add_argument("--minutes", type=float, metavar="N", help="stop after so long")
     parser.add_argument("--results", action="append", default=[], metavar="FILE",
                         help="more results that need not be repeated")
     parser.add_argument("--table", action="store_true", help="tables and plots of what is there")
     parser.add_argument("--no-plots", action="store_true", help="tables alone; needs no matplotlib")
+    parser.add_argument("--runs-only", action="store_true",
+                        help="no tables either; needs no scipy. At the end lists which runs are complete")
     parser.add_argument("--list", action="store_true", help="the runs and how far they are")
     parser.add_argument("--keep", action="store_true",
                         help="when done, put results beside the settings, for the repository")
@@ -330,7 +376,7 @@ def main():
     arguments = parse()
     if not arguments.list and not arguments.table:  # a closed pipe does not stop the runs
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if not arguments.list:
+    if not arguments.list and not arguments.runs_only:
         require("scipy", *([] if arguments.no_plots else ["matplotlib"]), target="sweep")
     program = os.environ.get("TRAIN_LLAMA2",
                              os.path.join(os.environ.get("BUILD", "build"), "train_llama2"))
@@ -366,10 +412,13 @@ def main():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, sweep.stop)
         sweep.work()
-    rows = report(settings, sweep.results, sweep.out, plots=not arguments.no_plots)
-    print(as_text(rows))
-    plots = "" if arguments.no_plots else "plots (PNG and SVG), "
-    print(f"in {sweep.out}: table.md, table.csv, {plots}logs of the runs")
+    if arguments.runs_only:
+        sweep.list()
+    else:
+        rows = report(settings, sweep.results, sweep.out, plots=not arguments.no_plots)
+        print(as_text(rows))
+        plots = "" if arguments.no_plots else "plots (PNG and SVG), "
+        print(f"in {sweep.out}: table.md, table.csv, {plots}logs of the runs")
     if arguments.keep:
         keep(sweep)
     left = len(sweep.missing())

@@ -2,7 +2,9 @@
 arithmetic."""
 import csv
 import gzip
+import hashlib
 import importlib
+import io
 import json
 import math
 import os
@@ -10,8 +12,10 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import types
+import zlib
 
 import numpy as np
 import pytest
@@ -301,6 +305,95 @@ def test_launcher_stands_before_every_command(data, tmp_path):
     first, second = (results(tmp_path / part / "results.jsonl") for part in "ab")
     assert sorted(entry["perplexity"] for entry in first.values()) == \
            sorted(entry["perplexity"] for entry in second.values())
+
+
+GPU = """
+train = {data}/train.bin
+val = {data}/val.bin
+device = cuda
+model = 260K
+workers = 2
+batch = 1
+seq = 16
+steps = 2
+eval-sequences = 2
+[one]
+loss-rate = 0 0.25
+"""
+
+
+def tools_that_say(folder, free):
+    """A folder with an nvidia-smi that says how many MiB are free."""
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho {free}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "TRAIN_LLAMA2": str(BUILD / "emulated" / "train_llama2")}
+
+
+@pytest.mark.parametrize("free, jobs", [(1_000_000, 2), (1_500, 1), ("no devices", 1)])
+def test_runs_share_a_gpu_if_its_memory_holds_them(data, tmp_path, free, jobs):
+    """As many as fit by what --dry-run plans, here of two; one where nobody says what is free."""
+    settings = write(tmp_path / "gpu", GPU, data)
+    code = ("import sys; sys.path.insert(0, 'scripts/sweeps'); import sweep, sweep_settings as s; import os, types; "
+            "program = os.environ['TRAIN_LLAMA2']; settings = s.Settings(sys.argv[1], program); settings.expand(); "
+            "made = sweep.Sweep(settings, types.SimpleNamespace(out='x', jobs=None, gpus=None, threads=1), program); "
+            "print(len(made.slots()))")
+    done = subprocess.run([sys.executable, "-c", code, settings], cwd=ROOT, text=True, capture_output=True,
+                          env=environment(**tools_that_say(tmp_path / "bin", free)), check=False)
+    assert done.stdout == f"{jobs}\n", done.stderr
+
+
+def test_a_sweep_that_is_carried(data, tmp_path):
+    """What is packed runs elsewhere, goes on after a stop, and says which runs are complete."""
+    settings = write(tmp_path / "gpu", "prepare = false\n" + GPU, data)
+    carry = str(ROOT / "scripts" / "sweeps" / "carry.py")
+    more = environment(**tools_that_say(tmp_path / "bin", 1_000_000))
+    packed = tmp_path / "packed"
+
+    def call(*words):
+        return subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, env=more, text=True,
+                              capture_output=True, timeout=300, check=False)
+    done = call(carry, "pack", settings, packed, "--most", 0.1)
+    assert done.returncode == 1 and "expected at most 0.1" in done.stderr
+    done = call(carry, "pack", settings, packed)
+    assert done.returncode == 2 and "is not empty" in done.stderr
+    done = call(carry, "pack", settings, tmp_path / "again", "--most", 500)
+    assert done.returncode == 0, done.stderr
+    os.rename(tmp_path / "again", tmp_path / "elsewhere")
+    there = tmp_path / "elsewhere" / "scripts" / "sweeps" / "carry.py"
+    del more["TRAIN_LLAMA2"]
+    stopped = call(there, "run", 0.001)
+    assert stopped.returncode == 0 and " done " not in stopped.stdout, stopped.stdout + stopped.stderr
+    done = call(there, "run", 200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^\w+ +done  one", done.stdout, re.MULTILINE)) == 2, done.stdout
+    assert len(results(tmp_path / "elsewhere" / "out" / "results.jsonl")) == 2
+
+
+def test_kernel_makes_text_and_tokens(tmp_path):
+    """Whole C files, in an order that does not depend on the archive's; every 50th is held out. Files that are no
+    text, or have long lines, are left out."""
+    names = [f"linux/{'abc'[i % 3]}/file{i}.c" for i in range(200)]
+    with tarfile.open(tmp_path / "archive", "w:xz") as archive:
+        for name in reversed(names + ["linux/Makefile", "linux/bad.c", "linux/long.c"]):
+            text = {"linux/bad.c": b"\xff\xfe", "linux/long.c": b"x" * 5000}.get(name) or "".join(
+                f"int f{zlib.crc32(name.encode()) >> j:x}_{j}(void)\n{{\n\treturn shard({j}, {name});\n}}\n"
+                for j in range(30)).encode() + f"/* {name} */".encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    done = subprocess.run(["data/kernel.sh", str(tmp_path / "data"), "400"], cwd=ROOT, text=True,
+                          env={**os.environ, "KERNEL": str(tmp_path / "archive"), "MEGABYTES": "0.2",
+                               "TOKENIZE": str(BUILD / "tokenize")}, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    order = sorted([*names, "linux/bad.c", "linux/long.c"], key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    text = (tmp_path / "data" / "train.txt").read_text()
+    taken = re.findall(r"/\* (\S+) \*/", text)
+    expected = [name for number, name in enumerate(order) if number % 50 != 49 and name in names]
+    assert taken == expected[:len(taken)] and 0.2e6 < len(text) < 0.21e6
+    assert (tmp_path / "data" / "val.txt").read_text().count("/* linux/") >= 1
+    for part in ("train", "val"):
+        assert (tmp_path / "data" / f"kernel_{part}.bin").stat().st_size > 1024
 
 
 def test_gcide_makes_text_and_tokens(tmp_path):

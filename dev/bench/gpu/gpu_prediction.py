@@ -2,7 +2,7 @@
 """Predicts the milliseconds of each part of a training step on one GPU, from the rates of a large product
 and of a large copy. gpu_report.py compares the prediction with measurements.
 
-    dev/bench/gpu/gpu_prediction.py [TFLOP/S [TB/S]]     the table of notes.md (default: 700 and 4.3, an H200)
+    dev/bench/gpu/gpu_prediction.py [TFLOP/S [TB/S]]     a table (default: 700 and 4.3, an H200)
 
 Operations and bytes are those that the operations of backend.h need. The shares below say how much of
 the two rates we expect kernels to reach. A wrong prediction shows which part to examine.

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Takes a sweep to a machine that has a GPU and nothing of ours, and runs it there for a given time.
+
+    scripts/sweeps/carry.py pack SETTINGS FOLDER     here: program, data, settings and scripts, into FOLDER
+    python3 FOLDER/scripts/sweeps/carry.py run SECONDS [OUT]     there: trains; then lists which runs are complete
+
+FOLDER has everything that must travel, at most 50 MB (--most). Token files are compressed. Libraries that the
+program needs beside the C library's travel, too; `make MPI=0 BLAS=none SECURE=0 VERBS=0 MEET= BUILD=build/carried`
+makes one that needs few, and TRAIN_LLAMA2 names it. (One of `make BARE=1` writes no log, and is of no use here.) cuBLAS is
+taken from the other machine's toolkit, or from packages of its Python. OUT (default: out in FOLDER) gets results.jsonl and the runs' logs. The same command goes on after a stop,
+also on another machine if OUT is brought there.
+"""
+import argparse
+import glob
+import lzma
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SCRIPTS = os.path.dirname(HERE)
+# Libraries that every machine has, and must have its own of.
+SYSTEM = re.compile(r"^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libcuda)[.-]")
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 1, "pb": 1}]  # tokens have two bytes
+
+
+def fail(message, status=1):
+    print(f"carry: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def libraries(program):
+    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    missing = re.findall(r"^\s*(\S+) => not found", said, re.MULTILINE)
+    if missing:
+        fail(f"{program}: the library {missing[0]} is missing here")
+    return [path for name, path in re.findall(r"^\s*(\S+) => (/\S+)", said, re.MULTILINE) if not SYSTEM.match(name)]
+
+
+def pack_data(text, folder):
+    """Compresses the files that `train` and `val` name, and returns the settings with their new places."""
+    def moved(match):
+        found = [path for pattern in match[2].split() for path in sorted(glob.glob(pattern))]
+        if not found:
+            fail(f"{match[1].strip()} {match[2]}: there is no such file; run the settings' `prepare` first")
+        names = []
+        for path in found:
+            name = f"{len(os.listdir(os.path.join(folder, 'data')))}-{os.path.basename(path)}"
+            with open(path, "rb") as file, lzma.open(os.path.join(folder, "data", name + ".xz"), "wb",
+                                                     filters=FILTERS) as packed:
+                shutil.copyfileobj(file, packed)
+            names.append(f"data/{name}")
+        return match[1] + " ".join(names)
+    text = re.sub(r"^prepare *=.*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"^((?:train|val) *= *)(.*?) *$", moved, text, flags=re.MULTILINE)
+
+
+def pack(arguments):
+    program = os.environ.get("TRAIN_LLAMA2", os.path.join(os.environ.get("BUILD", "build"), "train_llama2"))
+    settings, folder = arguments.settings, arguments.folder
+    if not os.path.exists(settings):
+        settings = os.path.join(HERE, "settings", settings)
+    for path in (program, settings):
+        if not os.path.exists(path):
+            fail(f"there is no file '{path}'", 2)
+    if os.path.exists(folder) and os.listdir(folder):
+        fail(f"'{folder}' is not empty", 2)
+    for part in ("data", "lib", "scripts"):
+        os.makedirs(os.path.join(folder, part))
+    with open(settings, encoding="utf-8") as file:
+        text = pack_data(file.read(), folder)
+    with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
+        file.write(text)
+    shutil.copy2(program, os.path.join(folder, "train_llama2"))
+    for path in libraries(program):
+        shutil.copy2(path, os.path.join(folder, "lib"))
+    for path in glob.glob(os.path.join(SCRIPTS, "*.py")):
+        shutil.copy2(path, os.path.join(folder, "scripts"))
+    shutil.copytree(HERE, os.path.join(folder, "scripts", "sweeps"),
+                    ignore=shutil.ignore_patterns("*.jsonl", "*.png", "*.md", "__pycache__", "others"))
+    size = sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
+    print(f"{folder}: {size / 1e6:.1f} MB")
+    if size > arguments.most * 1e6:
+        fail(f"{folder} has {size / 1e6:.1f} MB, expected at most {arguments.most:g}: shorter token files need less")
+
+
+def places_of_libraries(folder):
+    """Our libraries, and where the other machine has cuBLAS."""
+    places = [os.path.join(folder, "lib")]
+    if os.path.exists("/usr/local/cuda/lib64"):
+        places.append("/usr/local/cuda/lib64")
+    try:
+        import nvidia  # pylint: disable=import-outside-toplevel
+        places += [place for root in nvidia.__path__ for place in sorted(glob.glob(os.path.join(root, "*", "lib")))]
+    except ImportError:
+        pass
+    return places + [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+
+
+def run(arguments):
+    folder = os.path.dirname(SCRIPTS)
+    out = os.path.abspath(arguments.out or os.path.join(folder, "out"))
+    os.chdir(folder)
+    for packed in glob.glob("data/*.xz"):
+        if not os.path.exists(packed[:-3]):
+            with lzma.open(packed) as file, open(packed + ".part", "wb") as to:
+                shutil.copyfileobj(file, to)
+            os.rename(packed + ".part", packed[:-3])
+    program = os.path.join(folder, "train_llama2")
+    os.chmod(program, 0o755)
+    environment = {**os.environ, "TRAIN_LLAMA2": program, "LD_LIBRARY_PATH": ":".join(places_of_libraries(folder))}
+    command = [sys.executable, "scripts/sweeps/sweep.py", "settings", "--out", out, "--runs-only",
+               "--minutes", str(arguments.seconds / 60)]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="carry", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    packs = commands.add_parser("pack", help="makes the folder that travels")
+    packs.add_argument("settings", help="as for sweep.py")
+    packs.add_argument("folder")
+    packs.add_argument("--most", type=float, default=50, metavar="MB", help="of the folder [50]")
+    runs = commands.add_parser("run", help="runs the sweep of the folder that this script is in")
+    runs.add_argument("seconds", type=float)
+    runs.add_argument("out", nargs="?")
+    arguments = parser.parse_args()
+    return pack(arguments) if arguments.command == "pack" else run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
