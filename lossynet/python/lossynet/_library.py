@@ -12,7 +12,7 @@ import pathlib
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 LOGGER = logging.getLogger("lossynet")
-LAGS, AGES, EVENTS = 16, 8, 6
+LAGS, AGES = 16, 8
 EVENT_NAMES = ("late", "duplicates", "rejected", "overruns", "stragglers", "pace", "relayed")
 
 
@@ -34,7 +34,7 @@ class World(ctypes.Structure):
 class Counters(ctypes.Structure):
     """struct lossynet_counters."""
     _fields_ = [("expected", c_uint64 * 2), ("arrived", c_uint64 * 2), ("bytes", c_uint64 * 2),
-                ("resent", c_uint64 * 2), ("network", c_uint64 * EVENTS)]
+                ("resent", c_uint64 * 2), ("network", c_uint64 * len(EVENT_NAMES))]
 
 
 class Drift(ctypes.Structure):
