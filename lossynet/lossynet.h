@@ -210,8 +210,9 @@ struct lossynet_settings {
      * no effect with return_masks or skip_late, or with one rank. */
     bool acknowledge_later;
     /* By phase: how many times lost packets are sent again; they may be lost again
-     * (retransmit.c). LOSSYNET_ROUNDS_MEASURED: as many as the measured loss asks for. It needs
-     * lossynet_drift_measure after every step. With skip_late it goes by the injected loss alone. */
+     * (retransmit.c). LOSSYNET_ROUNDS_MEASURED: as many as the measured loss asks for
+     * (rounds.c). If the program measures no drift after a step, the next broadcast makes one small
+     * exchange for it. With skip_late it goes by the injected loss alone. */
     int retransmission_rounds[2];
     /* At most this share of a phase's packets to a worker is sent again; packets that have been
      * missing longest come first. 0: no limit. */
@@ -315,7 +316,8 @@ void lossynet_broadcast_ahead(struct lossynet_comm *comm, const float *const *ah
 /* The lead, in steps, that makes the mean of the replicas equal to the model. It is computed from
  * measurements of earlier steps: how far replicas were behind along the model's path, plus how late
  * carried gradients were (lead.c derives it). 0 before anything was lost. The same on every rank.
- * Needs settings.lead, and lossynet_drift_measure after every step. */
+ * Needs settings.lead. Without a drift sample, or if no drift is measured after a step, it takes all
+ * changes of the model as alike. */
 double lossynet_lead(const struct lossynet_comm *comm);
 
 /* ---- exchanges without loss ----------------------------------------------------------- */

@@ -215,10 +215,11 @@ enum lossynet_option_mark {
     LOSSYNET_NEUTRAL = 2,   /* changes no result: a sweep does not name a run by it */
     LOSSYNET_EACH_RANK = 8, /* a rank may have another value: its files, its devices */
     /* What else must be so for the option to have an effect. Where it is not, a run says so. */
-    LOSSYNET_IF_LOSES = 1 << 8,      /* phases that are not `lossless` */
-    LOSSYNET_IF_LOSSY = 1 << 9,      /* the same, with owners that broadcast parameters */
-    LOSSYNET_IF_ESTIMATES = 1 << 10, /* the same, or owners that average gradients */
-    LOSSYNET_IF_DATAGRAMS = 1 << 11, /* link udp or verbs */
+    LOSSYNET_IF_LOSES = 1 << 8,       /* phases that are not `lossless` */
+    LOSSYNET_IF_LOSSY = 1 << 9,       /* the same, with owners that broadcast parameters */
+    LOSSYNET_IF_ESTIMATES = 1 << 10,  /* the same, or owners that average gradients */
+    LOSSYNET_IF_DATAGRAMS = 1 << 11,  /* link udp or verbs */
+    LOSSYNET_IF_BROADCASTS = 1 << 12, /* owners that broadcast parameters, lossless or not */
 };
 
 enum lossynet_option_kind {
@@ -249,7 +250,9 @@ struct lossynet_option {
 };
 
 enum { LOSSYNET_AUTO = -1 };
-enum { LOSSYNET_WIRE_AUTO = LOSSYNET_INT4 + 1 }; /* of wire_dtype below; a program replaces it */
+enum {
+    LOSSYNET_WIRE_AUTO = LOSSYNET_INT4 + 1
+}; /* of wire_dtype below, see lossynet_options_wire */
 enum { LOSSYNET_LEAD_AUTO, LOSSYNET_LEAD_OFF };
 
 /* The values of the options in the library's table. */
@@ -266,7 +269,7 @@ struct lossynet_options {
     int workers; /* 0: one per rank */
     int link;    /* lossynet_link_kind */
     int packet_bytes;
-    int wire_dtype; /* lossynet_wire_dtype */
+    int wire_dtype; /* lossynet_wire_dtype, or LOSSYNET_WIRE_AUTO */
     const char *interface, *traffic_class;
     double pace_gbps, loss_budget, peer_timeout; /* peer_timeout -1: the default */
     const char *deadline, *key_file, *record_loss;
@@ -295,6 +298,8 @@ void lossynet_options_apply(const struct lossynet_options *options, int ranks, b
 
 /* Whether packets can be lost: on purpose, or by the link between so many ranks. */
 bool lossynet_options_may_lose(const struct lossynet_options *options, int ranks);
+/* The type on the wire. */
+lossynet_wire_dtype lossynet_options_wire(const struct lossynet_options *options);
 /* The share for lossynet_error_feedback_share, and the rounds of retransmission. */
 double lossynet_options_carry(const struct lossynet_options *options, int ranks, bool on_device);
 int lossynet_options_rounds(const struct lossynet_options *options, lossynet_phase phase);

@@ -76,6 +76,7 @@ static bool is_traffic_class(const char *text) {
 #define EACH_RANK LOSSYNET_EACH_RANK
 #define IF_LOSES LOSSYNET_IF_LOSES
 #define IF_LOSSY LOSSYNET_IF_LOSSY
+#define IF_BROADCASTS LOSSYNET_IF_BROADCASTS
 #define IF_ESTIMATES LOSSYNET_IF_ESTIMATES
 #define IF_DATAGRAMS LOSSYNET_IF_DATAGRAMS
 
@@ -112,7 +113,7 @@ static const struct lossynet_option table[] = {
            "auto: owners broadcast values ahead of the model, along its last change, so that "
            "replicas that miss some broadcasts do not lag behind it. How far follows from the "
            "measured loss. Algorithm lossy"),
-    REAL("carry", carry, RESUMED | IF_LOSSY, "auto", 0, 1, "auto|SHARE",
+    REAL("carry", carry, RESUMED | IF_BROADCASTS, "auto", 0, 1, "auto|SHARE",
          "error feedback: a sender adds this share of a lost gradient to its next one. "
          "Algorithm lossy, estimator mean or zero. auto: 1, but 0 with other estimators "
          "and on GPUs, where it takes memory"),
@@ -134,16 +135,12 @@ static const struct lossynet_option table[] = {
     WHOLE("packet-bytes", packet_bytes, LOSSYNET_RUN, "0", 0, 65532, "N",
           "payload of a packet in bytes, a multiple of 4; 0: as much as a datagram carries, at "
           "most 4096"),
-    ONE_OF(
-        "wire-dtype", wire_dtype, RESUMED, "auto", ln_wire_dtype_names,
-        "float32|bf16|int8|int6|int4|auto",
-        "type in which gradients and parameters travel; owners keep float32. bf16: half the "
-        "bytes. int8: a quarter, in blocks of 32 with a scale. int6, int4: a fifth or an eighth "
-        "for gradients, and int8 for parameters. auto: int8 where --loss-rate is so high that "
-        "--repair auto sends packets again, which int8 pays for, and where at --link-gbps packets "
-        "of bf16 would take longer than computing; int6 where more than 12% is lost; else bf16 "
-        "on a GPU that computes in it, else float32. The first lines of a run say which. "
-        "Algorithms lossy and reliable"),
+    ONE_OF("wire-dtype", wire_dtype, RESUMED, "auto", ln_wire_dtype_names,
+           "float32|bf16|int8|int6|int4|auto",
+           "type in which gradients and parameters travel; owners keep float32. bf16: half the "
+           "bytes. int8: a quarter, in blocks of 32 with a scale. int6, int4: a fifth or an eighth "
+           "for gradients, and int8 for parameters. auto: int6, but float32 with --plain. "
+           "Algorithms lossy and reliable"),
     STRING("interface", interface, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
@@ -306,6 +303,13 @@ void lossynet_option_reset(const struct lossynet_option *o, void *values) {
 
 /* ---- what values stand for -------------------------------------------------------------- */
 
+/* One type, whether the network loses or not: nobody has to know the network beforehand. It costs no
+ * perplexity that can be measured (partition/wire_dtypes.md), and what it saves of bf16 pays for sending
+ * lost packets again. */
+lossynet_wire_dtype lossynet_options_wire(const struct lossynet_options *o) {
+    return o->wire_dtype == LOSSYNET_WIRE_AUTO ? LOSSYNET_INT6 : (lossynet_wire_dtype)o->wire_dtype;
+}
+
 bool lossynet_options_may_lose(const struct lossynet_options *o, int ranks) {
     return (ranks > 1 && o->link != LOSSYNET_LINK_MPI) || o->loss_rate[0] > 0 ||
            o->loss_rate[1] > 0 || strcmp(o->loss_at, "none") != 0 || strchr(o->loss_model, ':');
@@ -314,24 +318,27 @@ bool lossynet_options_may_lose(const struct lossynet_options *o, int ranks) {
 double lossynet_options_carry(const struct lossynet_options *o, int ranks, bool on_device) {
     const bool fits = o->estimator == LOSSYNET_MEAN || o->estimator == LOSSYNET_ZERO;
     if (o->carry >= 0) return o->carry;
-    return fits && lossynet_options_may_lose(o, ranks) && !on_device;
+    const bool small =
+        lossynet_options_wire(o) >= LOSSYNET_INT8; /* rounded by so much that it counts */
+    return fits && (small || lossynet_options_may_lose(o, ranks)) && !on_device;
 }
 
 /* Only gradients are worth sending again at full size. Small packets leave room for both phases. */
 int lossynet_options_rounds(const struct lossynet_options *o, lossynet_phase phase) {
     if (o->repair[phase] != LOSSYNET_AUTO) return o->repair[phase];
-    const bool small = o->wire_dtype >= LOSSYNET_INT8 && o->wire_dtype != LOSSYNET_WIRE_AUTO;
+    const bool small = lossynet_options_wire(o) >= LOSSYNET_INT8;
     return phase == LOSSYNET_GRADIENT || small ? LOSSYNET_ROUNDS_MEASURED : 0;
 }
 
 /* A fifth of the gradient phase is a tenth of the traffic. What smaller types save of gradients in
  * bf16 may be spent. */
 static double budget_of(const struct lossynet_options *o) {
+    const lossynet_wire_dtype dtype = lossynet_options_wire(o);
     if (o->repair_budget >= 0) return o->repair_budget;
     if (o->repair[0] != LOSSYNET_AUTO && o->repair[1] != LOSSYNET_AUTO) return 0;
-    if (o->wire_dtype < LOSSYNET_INT8 || o->wire_dtype == LOSSYNET_WIRE_AUTO) return 0.2;
+    if (dtype < LOSSYNET_INT8) return 0.2;
     return lossynet_wire_bytes(LOSSYNET_BF16, LOSSYNET_GRADIENT) /
-               lossynet_wire_bytes((lossynet_wire_dtype)o->wire_dtype, LOSSYNET_GRADIENT) -
+               lossynet_wire_bytes(dtype, LOSSYNET_GRADIENT) -
            1;
 }
 
@@ -346,8 +353,7 @@ void lossynet_options_apply(const struct lossynet_options *o, int ranks, bool on
     memset(s, 0, sizeof *s);
     s->workers = o->workers ? o->workers : ranks;
     s->packet_bytes = (size_t)o->packet_bytes;
-    s->wire_dtype =
-        o->wire_dtype == LOSSYNET_WIRE_AUTO ? LOSSYNET_FLOAT32 : (lossynet_wire_dtype)o->wire_dtype;
+    s->wire_dtype = lossynet_options_wire(o);
     s->loss = (struct lossynet_loss_settings){
         .rate = {o->loss_rate[0], o->loss_rate[1]},
         .model = o->loss_model,

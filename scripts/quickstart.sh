@@ -25,7 +25,7 @@ run() { # NAME ARGUMENT...
         --eval-every $((steps / 4)) --seed 1 --out "$out/$name" --overwrite "$@"
 }
 say "2/5  No loss"
-run reliable --algorithm reliable
+run reliable --algorithm reliable --wire-dtype float32
 say "3/5  10% of all packets lost, as in the paper (--plain)"
 run plain --algorithm lossy --loss-rate 0.1 --plain
 say "4/5  10% lost, by default: what was lost is made up for"

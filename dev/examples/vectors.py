@@ -14,7 +14,7 @@ import lossynet
 ELEMENTS, STEPS = 1_000_000, 5
 
 # Plain averages: without what training does about loss (lead, carry, repair).
-with lossynet.Comm(ELEMENTS, loss_rate=0.1, lead="off", carry=0, repair=0) as comm:
+with lossynet.Comm(ELEMENTS, loss_rate=0.1, wire_dtype="float32", lead="off", carry=0, repair=0) as comm:
     expected = (comm.ranks - 1) / 2  # the mean of 0, 1, 2, 3
     for step in range(STEPS):
         vector = np.full(ELEMENTS, comm.rank, np.float32)

@@ -94,11 +94,6 @@ void run_info_announce(const struct run_info *run) {
                tells_type ? lossynet_wire_dtype_name(o->net.wire_dtype) : "", run->link);
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
-    if (run->workers > 1 && tells_type && o->wire_dtype_chosen)
-        printf("--wire-dtype auto: %s, which %s\n", lossynet_wire_dtype_name(o->net.wire_dtype),
-               o->net.wire_dtype == LOSSYNET_BF16 ? "the GPU computes in"
-               : options_given(o, &o->link_gbps)  ? "suits so slow a link"
-                                                  : "pays for sending lost packets again");
     announce_rule(run);
     options_print_unused(o);
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {

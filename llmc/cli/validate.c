@@ -180,7 +180,10 @@ static int parse(int argc, char **argv, const struct lossynet_world *world, stru
     if (status) return status;
     if (!o->help && !backend_cpu(DTYPE_FLOAT32)) return 2;
     if (!o->help && !o->version && validate_group(o, world)) return 2;
-    comm_choose_wire(o); /* beside --help, too: ranks compare what they were started with */
+    comm_choose_wire(
+        o, o->net.workers
+               ? o->net.workers
+               : world->ranks); /* beside --help, too: ranks compare what they were started with */
     return 0;
 }
 

@@ -42,8 +42,11 @@ static int ranks_at_most(const struct options *o, int ranks) {
 }
 
 double comm_carry(const struct options *o, int ranks, bool on_device) {
-    if (o->algorithm != ALGORITHM_LOSSY) return 0;
-    return lossynet_options_carry(&o->net, ranks_at_most(o, ranks), on_device);
+    struct lossynet_options net = o->net;
+    const bool lossless = o->algorithm == ALGORITHM_RELIABLE;
+    if (worker_steps_alone(o) || (lossless && net.wire_dtype < LOSSYNET_INT8)) return 0;
+    if (lossless) net.estimator = LOSSYNET_MEAN; /* as all are if everything arrives */
+    return lossynet_options_carry(&net, ranks_at_most(o, ranks), on_device);
 }
 
 void comm_plan(const struct options *o, int workers, int ranks, struct memory_plan_settings *s) {
@@ -54,63 +57,17 @@ void comm_plan(const struct options *o, int workers, int ranks, struct memory_pl
 
 /* ---- the type on the wire ---------------------------------------------------------------- */
 
-/* Whether --repair auto sends packets again if this share of each phase is lost. */
-static bool sends_again(const struct options *o, const double lost[2]) {
-    if (o->algorithm != ALGORITHM_LOSSY || o->plain) return false;
-    for (int phase = 0; phase < 2; phase++)
-        if (o->net.repair[phase] == LOSSYNET_AUTO &&
-            lossynet_rounds_at((lossynet_phase)phase, lost[phase], 0, false) > 0)
-            return true;
-    return false;
-}
-
-/* Whether the link of --link-gbps takes longer than computing. A step takes 6 operations for each
- * parameter and token, and sends 4 bytes for each parameter, in bf16; a group shares them. Of
- * devices it is only assumed how many operations a second they make. */
-static bool link_is_the_limit(const struct options *o, bool gpu) {
-    const double tokens = (double)o->micro_batches * o->batch * (o->seq ? o->seq : 1024);
-    const double computing = 6 * tokens / (gpu ? 3e14 : 1e11);
-    const int group = strcmp(o->group, "host") ? comm_group(o) : 1; /* the same on all hosts */
-    return options_given(o, &o->link_gbps) && 4 * 8 / (o->link_gbps * 1e9 * group) > computing;
-}
-
-/* int8 costs no perplexity that can be measured (lossynet/partition/wire_dtypes.md), and has half
- * the bytes of bf16. So it pays for sending lost packets again. Gradients are int6 where so many
- * are lost that parameters would be sent again, too, at this rate. */
-static int wire_that_pays(const double lost[2]) {
-    return lossynet_rounds_at(LOSSYNET_PARAMETER, lost[LOSSYNET_GRADIENT], 0, false) > 0
-               ? LOSSYNET_INT6
-               : LOSSYNET_INT8;
-}
-
-void comm_choose_wire(struct options *o) {
-    const bool broadcasts = o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
+void comm_choose_wire(struct options *o, int workers) {
     const bool gpu = o->device == DEVICE_CUDA ||
                      (o->device == DEVICE_AUTO && access("/dev/nvidiactl", F_OK) == 0);
     if (o->net.wire_dtype != LOSSYNET_WIRE_AUTO) return;
-    o->wire_dtype_chosen = true;
-    o->net.wire_dtype = LOSSYNET_FLOAT32;
-    if (!broadcasts || o->plain) return;
-    if (sends_again(o, o->net.loss_rate) || link_is_the_limit(o, gpu))
-        o->net.wire_dtype = wire_that_pays(o->net.loss_rate);
-    else if (gpu && o->dtype != OPTION_DTYPE_FLOAT32)
-        o->net.wire_dtype = LOSSYNET_BF16;
-}
-
-void comm_note_loss(const struct options *o, const struct run_metrics *record,
-                    struct progress *progress) {
-    const int p = LOSSYNET_PARAMETER; /* auto sends none again with larger types */
-    const double rate = metrics_loss_rate(&record->sum, p);
-    const double lost[2] = {rate, rate};
-    char line[128];
-    if (record->steps != 50 || !o->wire_dtype_chosen || o->net.wire_dtype >= LOSSYNET_INT8 ||
-        o->net.repair[p] != LOSSYNET_AUTO || !sends_again(o, lost))
-        return;
-    snprintf(
-        line, sizeof line,
-        "note: %.0f%% of packets are lost: --wire-dtype %s leaves room to send more of it again",
-        100 * rate, lossynet_wire_dtype_name(wire_that_pays(lost)));
-    progress_message(progress, line);
+    if (o->plain || worker_steps_alone(o))
+        o->net.wire_dtype = LOSSYNET_FLOAT32;
+    else if (workers > 1 || o->meet)
+        o->net.wire_dtype = lossynet_options_wire(&o->net);
+    else /* nothing is sent: the type of a GPU's vectors */
+        o->net.wire_dtype =
+            gpu && o->dtype != OPTION_DTYPE_FLOAT32 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
 }
 
 /* ---- settings --------------------------------------------------------------------------- */
@@ -144,10 +101,9 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
         s.lead = false; /* nothing is lost */
         s.link = LOSSYNET_LINK_MPI;
         memset(s.retransmission_rounds, 0, sizeof s.retransmission_rounds);
-        s.error_feedback = false;
     }
-    if (o->algorithm == ALGORITHM_RPS)
-        s.estimator = LOSSYNET_MEAN; /* takes the mean of the models that arrived */
+    if (o->algorithm == ALGORITHM_RPS || o->algorithm == ALGORITHM_RELIABLE)
+        s.estimator = LOSSYNET_MEAN; /* of the models that arrived; of everything */
     return s;
 }
 

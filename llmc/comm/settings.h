@@ -31,14 +31,9 @@ struct lossynet_settings comm_settings(const struct options *options,
                                        const struct param_layout *layout, int workers, int ranks,
                                        bool on_device);
 
-/* Replaces --wire-dtype auto, the default, by the type that it stands for with these options. Call
- * it after options_parse, and when group_size is known, before anything below. */
-void comm_choose_wire(struct options *options);
-
-/* After 50 steps, where --wire-dtype auto could not know that the network itself loses packets:
- * says that int8 would do better. record: the steps so far. Call it after each step. */
-void comm_note_loss(const struct options *options, const struct run_metrics *record,
-                    struct progress *progress);
+/* Replaces --wire-dtype auto, the default, by the type that it stands for with these options and so many
+ * workers. Call it after options_parse, before anything below. */
+void comm_choose_wire(struct options *options, int workers);
 
 /* The share of lost gradients that their senders add to the next ones (--carry). */
 double comm_carry(const struct options *options, int ranks, bool on_device);

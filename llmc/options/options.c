@@ -146,9 +146,9 @@ static const struct lossynet_option table[] = {
     NETWORK("loss-at"),
     NETWORK("loss-seed"),
     NETWORK("estimator"),
-    SWITCH("plain", plain, RUN | IF_LOSSY,
+    SWITCH("plain", plain, RUN | LOSSYNET_IF_BROADCASTS,
            "the algorithm of the paper and nothing else, for comparisons: --lead off --carry 0 "
-           "--repair 0. Options beside it override it"),
+           "--repair 0 --wire-dtype float32. Options beside it override it"),
     NETWORK("lead"),
     NETWORK("carry"),
     NETWORK("repair"),
@@ -190,7 +190,7 @@ static const struct lossynet_option table[] = {
     NETWORK("encrypt"),
     NETWORK("key-file"),
     NUMBER("link-gbps", link_gbps, IF_RATED, "100", 1e-6, 1e6, "GBIT",
-           "link speed of a worker, for --dry-run and --wire-dtype auto"),
+           "link speed of a worker, for --dry-run"),
 
     TITLE("Output"),
     NETWORK("record-loss"),
@@ -354,11 +354,12 @@ static const struct {
     const char *otherwise; /* when an option with the mark has no effect */
 } needs[] = {{LOSSYNET_IF_LOSES, "with --algorithm reliable, which loses nothing"},
              {IF_LOSSY, "without --algorithm lossy"},
+             {LOSSYNET_IF_BROADCASTS, "without --algorithm lossy or reliable"},
              {LOSSYNET_IF_ESTIMATES, "without --algorithm lossy or naive"},
              {IF_DATAGRAMS, "without --link udp or verbs"},
              {IF_WSD, "without --schedule wsd"},
              {IF_FALLS, "with --schedule constant"},
-             {IF_RATED, "without --dry-run or --wire-dtype auto"},
+             {IF_RATED, "without --dry-run"},
              {IF_WRITES, "without --generate"},
              {IF_SAMPLES, "without --generate or --sample-every"},
              {IF_EVALUATES, "without --val"},
@@ -370,6 +371,8 @@ static bool is_met(const struct options *o, unsigned mark) {
     switch (mark) {
     case LOSSYNET_IF_LOSES:
         return o->algorithm != ALGORITHM_RELIABLE;
+    case LOSSYNET_IF_BROADCASTS:
+        return o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
     case IF_LOSSY:
         return o->algorithm == ALGORITHM_LOSSY;
     case LOSSYNET_IF_ESTIMATES:
@@ -381,7 +384,7 @@ static bool is_met(const struct options *o, unsigned mark) {
     case IF_FALLS:
         return o->schedule != SCHEDULE_CONSTANT;
     case IF_RATED:
-        return o->dry_run || o->wire_dtype_chosen;
+        return o->dry_run;
     case IF_WRITES:
         return o->generate != NULL;
     case IF_SAMPLES:

@@ -67,7 +67,6 @@ struct options {
      * ranks. NULL: each group has group_size workers, and the last those that are left. Never
      * freed. */
     const int *group_sizes;
-    bool wire_dtype_chosen; /* by --wire-dtype auto */
     double link_gbps;
     const char *meet; /* NULL: the ranks that a launcher started */
     int meet_ranks, meet_keep;

@@ -12,7 +12,7 @@ enum option_mark {
     /* What else must be so for the option to have an effect, as LOSSYNET_IF_. */
     IF_WSD = 1 << 16,       /* --schedule wsd */
     IF_FALLS = 1 << 17,     /* another --schedule than constant */
-    IF_RATED = 1 << 18,     /* --dry-run, or --wire-dtype auto */
+    IF_RATED = 1 << 18,     /* --dry-run */
     IF_WRITES = 1 << 19,    /* --generate */
     IF_SAMPLES = 1 << 20,   /* --generate or --sample-every */
     IF_EVALUATES = 1 << 21, /* --val */

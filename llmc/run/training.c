@@ -144,7 +144,6 @@ int training_finish_end(struct training_view *v) {
     run->recent[r->step % HANDOVER_STEPS] = *r;
     metrics_add(&run->at.record, r);
     metrics_show_step(&v->progress, r, v->dp->workers > 1);
-    comm_note_loss(run->options, &run->at.record, &v->progress);
     note_rounds(v);
     metrics_log_step(v->log, r);
     return 0;

@@ -413,6 +413,9 @@ void ln_drift_close(struct lossynet_comm *comm);
  * made. */
 lossynet_status ln_drift_begin(struct lossynet_comm *comm, float *const *vectors);
 void ln_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
+/* Gathers the ages and the counts of the last broadcast, for the lead and the rounds, if the program has
+ * not measured it. */
+lossynet_status ln_drift_settle(struct lossynet_comm *comm);
 
 /* ---- late ranks (step.c) ---- */
 
@@ -480,6 +483,8 @@ struct ln_stats {
 /* Failures are only noted in pool.out_of_memory. Call it after ln_drift_open. */
 void ln_aside_open(struct lossynet_comm *comm);
 void ln_aside_close(struct lossynet_comm *comm);
+/* Exchanges everything that was put aside. */
+lossynet_status ln_aside_gather(struct lossynet_comm *comm);
 
 /* ---- all of it ---- */
 
@@ -488,6 +493,7 @@ struct ln_steps {
     int current, of_broadcast;     /* 0 or 1: which of stats.counters belongs to each of them */
     int round; /* round of retransmission; 0: packets are sent for the first time */
     bool reducing, broadcasting; /* the phase has begun and not ended */
+    bool unmeasured;             /* the last broadcast: its ages and losses are not gathered */
     /* With settings.network.skip_late (step.c): */
     bool skips;     /* steps do not wait for late ranks */
     bool begun;     /* a step has begun since open */

@@ -511,6 +511,7 @@ void ln_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) {
     struct ln_drift_state *drift = &comm->drift;
     *out = (struct lossynet_drift){0};
     if (!is_measured(comm)) return;
+    comm->steps.unmeasured = false;
     struct ln_ages ages;
     sum_ages(comm, &ages);
     ln_rounds_add(comm, &ages);
@@ -540,4 +541,21 @@ void ln_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) {
     const double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
     expect(comm, covariance, p, changes, out);
     out->paper_pair = lossynet_drift_paper(p, out->sigma2);
+}
+
+lossynet_status ln_drift_settle(struct lossynet_comm *comm) {
+    const bool *rounds = comm->retransmission.measured;
+    const bool wanted = comm->lead.wanted || rounds[0] || rounds[1];
+    if (!comm->steps.unmeasured || !wanted || comm->steps.skips ||
+        comm->partition.groups.count == 1)
+        return LOSSYNET_OK;
+    struct ln_ages ages;
+    lossynet_status status = gather_ages(comm);
+    if (!status) status = ln_aside_gather(comm);
+    if (status) return status;
+    comm->steps.unmeasured = false;
+    sum_ages(comm, &ages);
+    ln_rounds_add(comm, &ages);
+    ln_lead_add(comm, &ages, NULL);
+    return LOSSYNET_OK;
 }

@@ -174,6 +174,8 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     if (status) return status;
     comm->steps.broadcast_step = comm->steps.step;
     comm->steps.of_broadcast = comm->steps.current;
+    status = ln_drift_settle(comm);
+    if (status) return status;
     ln_arrivals_clear(comm, LOSSYNET_PARAMETER);
     ln_rounds_choose(comm);
     send(comm, vectors, lossless);
@@ -208,6 +210,7 @@ lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
         grow_older(comm, v);
         count(comm, v);
     }
+    comm->steps.unmeasured = true;
     return ln_arrivals_trace(comm, LOSSYNET_PARAMETER, comm->steps.broadcast_step);
 }
 

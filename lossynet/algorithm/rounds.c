@@ -13,8 +13,9 @@
  * workers, in all steps so far; older steps count exponentially less. It is a mean over links,
  * because the cost goes with what all of them lose together: a dead link or a worker that loses half
  * of its packets costs a tenth of a percent (results.md, uneven loss). Before anything was measured
- * it is the injected loss. All ranks gather the counts with the ages (drift.c), so they make the
- * same number of rounds. The number is chosen when a step's broadcast begins, for this broadcast
+ * it is the injected loss; if none is injected, packets of the first step are sent once. All ranks gather
+ * the counts with the ages (drift.c), in the program's report of a step or, if it makes none, when the next
+ * broadcast begins. So they make the same number of rounds. The number is chosen when a step's broadcast begins, for this broadcast
  * and for the next gradients: at that time all ranks know the same steps, whether they overlap or
  * not.
  *
@@ -125,7 +126,7 @@ void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *
         /* As if one step had lost what is injected. */
         const double packets = (double)comm->partition.packets * (comm->partition.groups.count - 1);
         const double p = ln_loss_mean(&comm->loss, (lossynet_phase)phase, comm->workers.count);
-        r->sums.sent[phase] = packets;
+        r->sums.sent[phase] = p > 0 ? packets : 0;
         r->sums.lost[phase] = p * packets;
         r->sums.rounds[phase] = rounds_now(comm, (lossynet_phase)phase, p);
         COMM_TAKE(comm, r->first[phase], (size_t)comm->workers.local);

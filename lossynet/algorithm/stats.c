@@ -81,7 +81,7 @@ static bool fits(const struct lossynet_comm *comm, size_t part) {
            aside->bytes + part <= aside->room * (size_t)comm->workers.local;
 }
 
-static lossynet_status gather_aside(struct lossynet_comm *comm) {
+lossynet_status ln_aside_gather(struct lossynet_comm *comm) {
     return exchange_aside(comm, false);
 }
 
@@ -101,9 +101,9 @@ lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine
     const size_t part = bytes * (size_t)comm->workers.local;
     if (comm->stats.aside.count && fits(comm, part)) {
         lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
-        return status ? status : gather_aside(comm);
+        return status ? status : ln_aside_gather(comm);
     }
-    lossynet_status status = gather_aside(comm);
+    lossynet_status status = ln_aside_gather(comm);
     if (status) return status;
     memcpy((char *)all + part * (size_t)comm->world.rank, mine, part);
     return comm->transport ? gather(comm, all, part) : LOSSYNET_OK;
@@ -166,7 +166,7 @@ static void counters_end(const struct lossynet_comm *comm, struct lossynet_count
 lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
                                        struct lossynet_counters *out) {
     lossynet_status status = counters_begin(comm, step);
-    if (!status) status = gather_aside(comm);
+    if (!status) status = ln_aside_gather(comm);
     *out = (struct lossynet_counters){0};
     if (!status) counters_end(comm, out);
     return status;
@@ -175,7 +175,7 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
 lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
     const size_t workers = (size_t)comm->workers.count, local = (size_t)comm->workers.local;
     float *mine = lost + (size_t)comm->workers.first * workers;
-    lossynet_status status = gather_aside(comm);
+    lossynet_status status = ln_aside_gather(comm);
     for (size_t i = 0; i < local * workers; i++) {
         const struct ln_total *total = &comm->arrivals.total[i];
         mine[i] =
@@ -195,7 +195,7 @@ lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,
 
 lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_counters *counters,
                                     struct lossynet_drift *drift) {
-    lossynet_status status = gather_aside(comm);
+    lossynet_status status = ln_aside_gather(comm);
     if (status) return status;
     counters_end(comm, counters);
     ln_drift_end(comm, drift);
@@ -205,7 +205,7 @@ lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_
 lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
                                        struct lossynet_drift *out) {
     lossynet_status status = ln_drift_begin(comm, vectors);
-    if (!status) status = gather_aside(comm);
+    if (!status) status = ln_aside_gather(comm);
     *out = (struct lossynet_drift){0};
     if (!status) ln_drift_end(comm, out);
     return status;

@@ -9,7 +9,7 @@ import textwrap
 
 from report import smooth  # first: it makes scripts known, where figure.py is
 import figure as figure_files
-from sweep_rounds import GRADIENTS, PARAMETERS, sent_again, wire_that_pays
+from sweep_rounds import GRADIENTS, PARAMETERS, sent_again
 from sweep_settings import plain
 from sweep_statistics import equivalence, interval
 
@@ -285,11 +285,10 @@ PLAIN = {"algorithm": "lossy", "wire-dtype": "float32", "estimator": "mean", "le
 
 
 def default_at(rate):
-    """What the program does without options if so many packets are lost on purpose (llmc/comm/settings.c). The
-    budget does not limit it up to 60%, so none is named."""
+    """What the program does without options if so many packets are lost (lossynet/options.c). The budget does not
+    limit it up to 60%, so none is named."""
     rounds = [sent_again(rate, limits=limits)[1] for limits in (GRADIENTS, PARAMETERS)]
-    again = {"wire-dtype": wire_that_pays(rate), "gradient-repair": rounds[0], "parameter-repair": rounds[1]}
-    return {"lead": "auto", "carry": 1, **(again if any(rounds) else {})}
+    return {"lead": "auto", "carry": 1, "wire-dtype": "int6", "gradient-repair": rounds[0], "parameter-repair": rounds[1]}
 
 
 RULES = (("plain, as in the paper", "#888888", lambda rate: {}), ("ours", "#1b9e77", default_at))
@@ -300,8 +299,6 @@ def rule_of(key):
     both = key.get("repair", 0)
     default = {**PLAIN, **default_at(key.get("loss-rate", 0))}
     chosen = {**PLAIN, "gradient-repair": both, "parameter-repair": both}
-    if both == "auto":
-        chosen["wire-dtype"] = default["wire-dtype"]
     chosen.update({name: value for name, value in key.items() if name in PLAIN})
     return {name: default[name] if value == "auto" and name != "lead" else value for name, value in chosen.items()}
 

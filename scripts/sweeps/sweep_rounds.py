@@ -1,5 +1,4 @@
-"""How often --repair auto sends lost packets again (lossynet/algorithm/rounds.c), where lost gradients are carried, and
-the type in which it does (llmc/comm/settings.c)."""
+"""How often --repair auto sends lost packets again (lossynet/algorithm/rounds.c), where lost gradients are carried."""
 import math
 
 # No round up to so much lost; else until at most so much of the phase stays lost; at most so many.
@@ -14,7 +13,3 @@ def sent_again(loss, budget=math.inf, limits=GRADIENTS):
         more = min(left, budget - again)
         left, again, rounds = left - more * (1 - loss), again + more, rounds + 1
     return again, rounds
-
-
-def wire_that_pays(loss):
-    return "int6" if loss > PARAMETERS[0] else "int8"

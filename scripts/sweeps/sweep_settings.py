@@ -124,8 +124,14 @@ class Run:
         return self.rates() == (0, 0) and not uneven and \
             not self.value("loss-model").startswith("trace")
 
+    def wire_dtype(self):
+        """The type on the wire; auto is what the program takes (lossynet/options.c)."""
+        given, algorithm = self.value("wire-dtype", "auto"), self.value("algorithm", "lossy")
+        small = self.value("plain", "no") != "yes" and algorithm in ("lossy", "reliable")
+        return given if given != "auto" else "int6" if small else "float32"
+
     def nothing_goes_again(self):
-        """Whether no packet is sent again, or as many as the settings say. --wire-dtype auto is then float32."""
+        """Whether no packet is sent again, or as many as the settings say. Kept results of float32 then name none."""
         return self.value("algorithm", "lossy") != "lossy" or self.value("plain", "no") == "yes" or \
             self.value("repair", "auto") != "auto" or self.rates() == (0, 0)
 
@@ -139,9 +145,11 @@ class Run:
             value = plain(value)
             if value == "no" or value == plain(option.default) and option.default:
                 continue
-            if name == "wire-dtype" and value == "float32" and self.nothing_goes_again():
-                continue
-            key[name] = value
+            if name != "wire-dtype":
+                key[name] = value
+        wire = self.wire_dtype()
+        if wire != "float32" or not self.nothing_goes_again():
+            key["wire-dtype"] = wire
         key["data"] = [fingerprint(self.options[name]) for name in ("train", "val")
                        if name in self.options]
         if self.start:

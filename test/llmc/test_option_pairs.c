@@ -209,7 +209,7 @@ static struct outcome outcome_of(const struct given *const *with, int count) {
     capture_begin();
     int status = options_parse(argc, argv, &o);
     if (!status) status = validate_group(&o, &world) ? 2 : 0;
-    if (!status) comm_choose_wire(&o);
+    if (!status) comm_choose_wire(&o, o.net.workers ? o.net.workers : 2);
     if (!status) status = validate_options(&o, 1);
     if (!status && o.device != DEVICE_CPU && comm_check_device(&o, true)) status = 2;
     char *said = strdup(capture_end());

@@ -71,9 +71,10 @@ static void defaults_open_a_comm(void **state) {
     const struct lossynet_settings *s = lossynet_named_settings(*state, 1);
     struct lossynet_comm *comm;
     assert_true(s->lead && !s->network.skip_late);
-    assert_false(s->error_feedback); /* alone nothing can be lost */
+    assert_true(s->error_feedback); /* of what rounding takes away */
+    assert_int_equal(s->wire_dtype, LOSSYNET_INT6);
     assert_int_equal(s->retransmission_rounds[LOSSYNET_GRADIENT], LOSSYNET_ROUNDS_MEASURED);
-    assert_int_equal(s->retransmission_rounds[LOSSYNET_PARAMETER], 0);
+    assert_int_equal(s->retransmission_rounds[LOSSYNET_PARAMETER], LOSSYNET_ROUNDS_MEASURED);
     assert_null(s->network.interface);
     assert_int_equal(lossynet_open(&alone, s, &comm), LOSSYNET_OK);
     assert_int_equal(lossynet_owned_elements(comm, 0), ELEMENTS[0] + ELEMENTS[1]);

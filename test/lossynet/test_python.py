@@ -22,7 +22,7 @@ RANKS, STEPS, SEQ, VOCABULARY, SEED, RATE = 4, 50, 32, 96, 5, 0.2
 
 AVERAGE = """
 import sys, numpy, lossynet
-with lossynet.Comm([70_000, 30_000], loss_rate=(0.1, 0.1), lead="off", carry=0, repair=0) as comm:
+with lossynet.Comm([70_000, 30_000], loss_rate=(0.1, 0.1), wire_dtype="float32", lead="off", carry=0, repair=0) as comm:
     for step in range(4):
         vector = numpy.full(100_000, comm.rank + 1, numpy.float32)
         comm.step_begin(step)

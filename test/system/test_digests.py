@@ -39,11 +39,12 @@ CROSSED = "default", "paper", "lead"  # these run with all numbers of ranks, oth
 
 # The paper's algorithm. Settings name everything that they use, so that other defaults move none but
 # those that are named so.
-PAPER = {"lead": "off", "carry": 0, "repair": 0, "loss-rate": 0.2}
+PAPER = {"lead": "off", "carry": 0, "repair": 0, "wire-dtype": "float32", "loss-rate": 0.2}
 LEAD = {**PAPER, "lead": "auto"}
 SETTINGS = {
     "default": {"loss-rate": 0.2},
     "default, 40%": {"loss-rate": 0.4},
+    "default, nothing lost": {},
     "paper": PAPER,
     "lead": LEAD,
     "look ahead, bf16": {**PAPER, "look-ahead": 1.5, "wire-dtype": "bf16"},
@@ -63,10 +64,10 @@ SETTINGS = {
     "int4, carry": {**LEAD, "wire-dtype": "int4", "carry": 1},
     "dtype bf16": {**LEAD, "dtype": "bf16", "wire-dtype": "float32"},
     "groups": {**LEAD, "group": 2, "carry": 1},
-    "reliable": {"algorithm": "reliable"},
-    "reliable, look ahead": {"algorithm": "reliable", "look-ahead": 1},
+    "reliable": {"algorithm": "reliable", "wire-dtype": "float32"},
+    "reliable, look ahead": {"algorithm": "reliable", "wire-dtype": "float32", "look-ahead": 1},
     "reliable, bf16": {"algorithm": "reliable", "wire-dtype": "bf16"},
-    "reliable, int4": {"algorithm": "reliable", "wire-dtype": "int4"},
+    "reliable, int4": {"algorithm": "reliable", "wire-dtype": "int4", "carry": 0},
     "rps": {"algorithm": "rps", "loss-rate": 0.2},
     "naive": {"algorithm": "naive", "loss-rate": 0.2},
     "late ranks": {**LEAD, "carry": 1, "loss-model": "replay"},  # late_ranks() makes the file
@@ -128,7 +129,7 @@ def of_run(data, out, changes, ranks, device=False):
         more["loss-model"] = f"replay:{late_ranks(data, workers, common)}"
     if device:
         more = {"device": "cuda", "dtype": "float32", **more}
-        if "dtype" not in changes and "wire-dtype" in changes:
+        if "dtype" not in changes and changes.get("wire-dtype", "float32") != "float32":
             more["dtype"] = "bf16"  # what a GPU rounds for the wire
     train({**common, "steps": steps, **more, "out": out}, EMULATED if device else PLAIN, ranks)
     trained, (evaluated,) = events(out / "log.jsonl", "step"), events(out / "log.jsonl", "eval")

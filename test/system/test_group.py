@@ -80,7 +80,7 @@ def test_unequal_groups_weigh_by_size(data, tmp_path):
     for group in [1, 4]:
         out = tmp_path / str(group)
         succeed(*options(data, f"--group={group}", "--steps=6", f"--out={out}", "--workers=6",
-                         "--loss-rate=0"))
+                         "--loss-rate=0", "--wire-dtype=float32"))
         found.append([(step["loss"], step["grad_norm"]) for step in events(out / "log.jsonl", "step")])
     for alone, grouped in zip(*found):
         assert grouped == pytest.approx(alone, rel=2e-5)
@@ -172,7 +172,7 @@ def test_hosts_of_any_number_of_ranks(namespaces, data, tmp_path):
     """Hosts have one, three and two ranks. Without loss the average is over six workers, as without groups.
     With loss, a resumed run gives the same bits as a run that was not stopped."""
     more = ["--workers=6", "--link=mpi"]
-    lossless = ["--steps=4", "--loss-rate=0"]
+    lossless = ["--steps=4", "--loss-rate=0", "--wire-dtype=float32"]
     done = on_hosts(namespaces, [1, 3, 2], options(data, *more, *lossless, "--group=host", f"--out={tmp_path}/hosts"))
     assert "groups of 3 workers or fewer, as a host has, share a replica" in done.stdout
     succeed(*options(data, *more, *lossless, f"--out={tmp_path}/one"))

@@ -139,7 +139,7 @@ def test_a_finished_run_is_not_repeated(finished, data, tmp_path):
 
 def test_rules_tell_runs_apart(data, tmp_path):
     """Results from before --plain existed have the ids of --plain, in whatever words it is said. Without loss,
-    only a look-ahead makes another run."""
+    only the type on the wire and a look-ahead make another run."""
     def ids(lead):
         text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
         listed = sweep(write(tmp_path / "lead", text.replace("steps = 6", f"steps = 6\n{lead}"), data),
@@ -147,9 +147,10 @@ def test_rules_tell_runs_apart(data, tmp_path):
         assert listed.returncode == 0, listed.stderr
         return [line.split()[0] for line in listed.stdout.splitlines()]
     off, auto, both = ids("plain = yes"), ids(""), ids("plain = yes\nlook-ahead = 0 1")
-    assert off == ids("lead = off\ncarry = 0\nrepair = 0\nrepair-budget = 0")
+    assert off == ids("wire-dtype = float32\nlead = off\ncarry = 0\nrepair = 0\nrepair-budget = 0")
     assert auto == ids("lead = auto\ncarry = auto\nrepair = auto") and len(off) == len(auto) == 2
-    assert off[0] == auto[0] and off[1] != auto[1]
+    assert len({*off, *auto}) == 4 and auto == ids("wire-dtype = int6")
+    assert off[0] == ids("wire-dtype = float32\nrepair = 0")[0]
     assert len(both) == 4 and set(off) < set(both) and auto[1] not in both
 
 
@@ -227,7 +228,7 @@ def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
         subprocess.run([str(BUILD / "train_llama2"), "--model", "260K", "--workers", "2", "--batch",
                         "1", "--seq", "16", "--steps", "5", "--lr", "5e-3", "--train",
                         str(data / "train.bin"), "--val", str(data / "val.bin"), "--quiet",
-                        "--algorithm", algorithm, "--log", str(log)], cwd=ROOT,
+                        "--wire-dtype", "float32", "--algorithm", algorithm, "--log", str(log)], cwd=ROOT,
                        env=environment(OMP_NUM_THREADS="2"), check=True, timeout=120)
         perplexities.add(events(log, "end")[0]["val_perplexity"])
     assert len(perplexities) == 1
@@ -502,7 +503,7 @@ def test_the_step_tax_has_an_interval_over_seeds():
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
 def test_the_default_of_the_tables_is_the_default_of_the_program(rate):
-    """sweep_rounds.py says again in Python what lossynet/algorithm/rounds.c and llmc/comm/settings.c say in C."""
+    """sweep_rounds.py says again in Python what lossynet/algorithm/rounds.c and lossynet/options.c say in C."""
     shown = succeed("--dry-run", "--model=7B", "--workers=8", "--device=cpu", f"--loss-rate={rate}").stdout
     sent = planned_memory(shown)
     assert f"Sent per worker and step, as {sweep_report.default_at(rate).get('wire-dtype', 'float32')};" in shown
@@ -520,12 +521,12 @@ loss-rate = 0 0.1 0.2
 [rules]
 title = All rules
 seed = 1 2
-against = loss-rate=0 wire-dtype=auto plain=no lead=off carry=0 repair=0,0 repair-budget=0
-loss-rate/wire-dtype/plain/lead/carry/repair/repair-budget = 0/auto/no/off/0/0,0/0 """ +
-                 " ".join(f"{rate}/{rule}" for rate, wire, rounds in ((0.1, "int8", "1,0"), (0.3, "int6", "3,1"))
+against = loss-rate=0 wire-dtype=float32 plain=no lead=off carry=0 repair=0,0 repair-budget=0
+loss-rate/wire-dtype/plain/lead/carry/repair/repair-budget = 0/float32/no/off/0/0,0/0 """ +
+                 " ".join(f"{rate}/{rule}" for rate, wire, rounds in ((0.1, "int6", "1,0"), (0.3, "int6", "3,1"))
                           for rule in
-                          ("auto/no/off/0/0,0/0", "auto/no/auto/0/0,0/0", f"{wire}/no/auto/1/{rounds}/0",
-                           "auto/no/auto/1/0,0/0")) +
+                          ("float32/no/off/0/0,0/0", "float32/no/auto/0/0,0/0", f"{wire}/no/auto/1/{rounds}/0",
+                           "float32/no/auto/1/0,0/0")) +
                  " 0.2/auto/no/auto/auto/auto/auto 0.2/auto/yes/off/0/0,0/0\n", data)
     settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
     settings.expand()

@@ -504,7 +504,7 @@ static int train_once(int argc, char **argv) {
     int drifts = 0;
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
-    comm_choose_wire(&o);
+    comm_choose_wire(&o, o.net.workers ? o.net.workers : 1);
     t.run.options = &o;
     t.run.world = alone;
     trainer_begin(&t);

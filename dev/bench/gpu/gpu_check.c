@@ -224,7 +224,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     struct trainer t;
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
-    comm_choose_wire(&o);
+    comm_choose_wire(&o, o.net.workers ? o.net.workers : world->ranks);
     if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
     if (out->choices.count > 0 && take(&out->choices)) return -1;
     t.run.options = &o;

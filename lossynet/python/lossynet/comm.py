@@ -141,8 +141,7 @@ class Comm:
         self._ahead = None  # memory that the library reads
         self._lists: dict[int, Any] = {}
         self._measures_lead, self._look_ahead = self.option("lead") == "auto", float(self.option("look_ahead"))
-        share = self.option("carry")
-        get("error_feedback_share", handle, 1.0 if share == "auto" else float(share))
+        get("error_feedback_share", handle, float(self.option("carry").replace("auto", "1")))
 
     def close(self) -> None:
         """Leaves the other ranks. The comm is then of no use."""
