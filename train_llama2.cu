@@ -567,6 +567,8 @@ static int generate_mode(struct trainer *t) {
 
 /* ---- main ------------------------------------------------------------------------------- */
 
+enum { WRONG_USE = 2 }; /* the exit code; other failures have 1 */
+
 static int run_mode(struct trainer *t) {
     const struct options *o = t->run.options;
     if (o->dry_run) return dry_run(o, &t->run.world);
@@ -579,6 +581,7 @@ static int run_mode(struct trainer *t) {
                  : o->eval_choices ? choices_mode(t)
                  : o->generate     ? generate_mode(t)
                                    : train(t);
+    if (data_parallel_is_of_another_run(&t->dp)) failed = WRONG_USE;
     trainer_release(t);
     return failed;
 }
@@ -587,7 +590,8 @@ static int run(struct options *o, const struct lossynet_world *launched) {
     struct trainer t;
     memset(&t, 0, sizeof t);
     int status = training_open(&t.run, o, GIT_REVISION, launched);
-    if (!status) status = run_mode(&t) && !views_are_complete(t.run.views) ? 1 : 0;
+    const int failed = status ? 0 : run_mode(&t);
+    if (failed && !views_are_complete(t.run.views)) status = failed == WRONG_USE ? WRONG_USE : 1;
     return training_close(&t.run, status);
 }
 

@@ -75,6 +75,19 @@ static lossynet_status check_wire(const struct ln_partition *partition) {
     return LOSSYNET_OK;
 }
 
+/* Checks that a replay's record has the packets of this run. */
+static lossynet_status check_replay(const struct lossynet_comm *comm) {
+    const int workers = comm->partition.workers;
+    size_t *packets = ln_memory_take((size_t)workers, sizeof *packets);
+    char why[256] = "no memory for the replay";
+    for (int w = 0; packets && w < workers; w++)
+        packets[w] = ln_partition_owner_packets(&comm->partition, w);
+    const bool fits = packets && ln_loss_replay_fits(comm->loss.replay, packets, why, sizeof why);
+    if (!fits) ln_log("%s", why);
+    free(packets);
+    return fits ? LOSSYNET_OK : LOSSYNET_INVALID;
+}
+
 /* Bytes of a full packet's payload, over a link that has room for `room`. */
 static size_t payload_for(const struct lossynet_settings *settings, size_t room) {
     return settings->packet_bytes ? settings->packet_bytes
@@ -112,6 +125,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                                settings->buckets, settings->bucket_elements, packet_bytes,
                                settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
+    if (status) return status;
+    if (comm->loss.replay && !comm->resources.pool.measuring) status = check_replay(comm);
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
     comm->resources.pool.bytes += sizeof *comm + 4 * table * sizeof(size_t) +

@@ -153,7 +153,7 @@ typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *se
 struct lossynet_memory; /* of a device; lossynet_trainer.h */
 struct lossynet_residuals;
 
-enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 5 };
+enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 5, LOSSYNET_ROUNDS_GIVEN = 16 };
 
 /* The number of rounds, at most LOSSYNET_ROUNDS_MOST, that LOSSYNET_ROUNDS_MEASURED makes at loss
  * rate p within a budget (settings.retransmission_budget). error_feedback: lost gradients join the
@@ -212,7 +212,8 @@ struct lossynet_settings {
     /* By phase: how many times lost packets are sent again; they may be lost again
      * (retransmit.c). LOSSYNET_ROUNDS_MEASURED: as many as the measured loss asks for
      * (rounds.c). If the program measures no drift after a step, the next broadcast makes one small
-     * exchange for it. With skip_late it goes by the injected loss alone. */
+     * exchange for it. With skip_late it goes by the injected loss alone. A number is at most
+     * LOSSYNET_ROUNDS_GIVEN. */
     int retransmission_rounds[2];
     /* At most this share of a phase's packets to a worker is sent again; packets that have been
      * missing longest come first. 0: no limit. */

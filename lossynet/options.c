@@ -118,7 +118,7 @@ static const struct lossynet_option table[] = {
          "Algorithm lossy, estimator mean or zero. auto: 1, but 0 with other estimators "
          "and on GPUs, where it takes memory"),
     WHOLE(
-        "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16, "auto|N[,N]",
+        "repair", repair, RESUMED | IF_LOSES, "auto", 0, LOSSYNET_ROUNDS_GIVEN, "auto|N[,N]",
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
         "parameters. One number is for both. auto: where more than 7% is lost, until at most 1.25% "
         "of the gradients stay lost (0.25% with --carry 0), in five rounds at most, and with "

@@ -200,10 +200,10 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
         ln_log("drift samples %d: expected 0 or more", settings->drift_samples);
         return LOSSYNET_INVALID;
     }
-    if (settings->retransmission_rounds[0] < LOSSYNET_ROUNDS_MEASURED ||
-        settings->retransmission_rounds[1] < LOSSYNET_ROUNDS_MEASURED) {
-        ln_log("retransmission rounds %d and %d: expected 0 or more, or -1",
-               settings->retransmission_rounds[0], settings->retransmission_rounds[1]);
+    for (int phase = 0; phase < 2; phase++) {
+        const int rounds = settings->retransmission_rounds[phase];
+        if (rounds >= LOSSYNET_ROUNDS_MEASURED && rounds <= LOSSYNET_ROUNDS_GIVEN) continue;
+        ln_log("repair %d: expected 0 to %d, or -1", rounds, LOSSYNET_ROUNDS_GIVEN);
         return LOSSYNET_INVALID;
     }
     if (!(settings->retransmission_budget >= 0 && settings->retransmission_budget < INFINITY)) {

@@ -102,6 +102,7 @@ def main():
     run = Run(1 + max(sender for _, sender, _ in counts), options.deadline, options.p99, options.seed)
     for step in range(options.steps):
         write_step(step, run.step(), counts, sys.stdout)
+    print("# end")
     print(f"step {run.now / options.steps:.3f}, if all wait {run.all_wait / options.steps:.3f}; "
           f"of {options.steps * len(run.busy)} gradients {run.computed} computed, {run.late} of them late",
           file=sys.stderr)

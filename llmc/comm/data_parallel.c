@@ -196,6 +196,10 @@ int data_parallel_open(struct data_parallel *d) {
                : 0;
 }
 
+bool data_parallel_is_of_another_run(const struct data_parallel *d) {
+    return d->local > 0 && !d->comm && !strncmp(d->options->net.loss_model, "replay:", 7);
+}
+
 void data_parallel_close(struct data_parallel *d) {
     lossynet_close(d->comm); /* first, since it uses memory that is released below */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);

@@ -99,6 +99,8 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
  * parameters. Returns 0, or -1 after reporting; the caller closes it in both cases. */
 int data_parallel_open(struct data_parallel *d);
 void data_parallel_close(struct data_parallel *d);
+/* Whether data_parallel_open failed because the record of --loss-model replay is of another run. */
+bool data_parallel_is_of_another_run(const struct data_parallel *d);
 
 /* Call before the first step of a run, new or resumed, when the replicas have their parameters.
  * Collective. Returns 0, or -1 after reporting. */

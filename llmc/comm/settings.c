@@ -87,6 +87,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     struct lossynet_settings s;
     lossynet_options_apply(&o->net, ranks_at_most(o, ranks), on_device, &s);
     s.workers = s.loss.workers = workers;
+    s.loss.steps = (uint64_t)o->steps;
     s.group = comm_group(o);
     s.group_sizes = o->group_sizes;
     s.buckets = l->buckets;

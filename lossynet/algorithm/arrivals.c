@@ -359,7 +359,10 @@ void ln_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter)
 void ln_arrivals_close(struct lossynet_comm *comm) {
     free(comm->arrivals.total);
     struct ln_arrivals *a = &comm->arrivals;
-    if (a->trace) fclose(a->trace);
+    if (a->trace) {
+        fputs(LOSSYNET_TRACE_END, a->trace);
+        fclose(a->trace);
+    }
     free(a->acks.in);
     free(a->acks.out);
     free(a->acks.vectors);

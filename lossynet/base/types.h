@@ -108,7 +108,8 @@ struct lossynet_loss_settings {
     const char *at; /* links with another rate, in both phases. "3=0.5": all links from and to
                        worker 3. "2-5=1": the link from 2 to 5. Commas separate several entries; the
                        last one that names a link counts. Not with "trace". NULL or "none": none */
-    int workers;    /* how many there are, for `at`; lossynet_open sets it */
+    int workers;    /* how many there are, for `at` and "replay"; lossynet_open sets it */
+    uint64_t steps; /* how many the run makes, for "replay"; 0: not known */
 };
 
 /* Events that lossynet counts: mostly datagrams that did not count as arrived. */

@@ -76,6 +76,8 @@ lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world
 /* Writes which of a link's n packets arrived in a phase. */
 void ln_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender, int receiver,
                         const uint8_t *arrived, size_t n);
+/* The last line of a record that is whole. */
+#define LOSSYNET_TRACE_END "# end\n"
 /* Writes what a worker did in a step. */
 void ln_loss_trace_part(FILE *trace, uint64_t step, int worker, const struct lossynet_part *part);
 /* Writes told[w], w < workers: in this step owner w has told this worker which packets arrived. */
@@ -87,8 +89,12 @@ lossynet_status ln_loss_trace_flush(FILE *trace, int rank);
 
 /* Reads FILE, or FILE.0, FILE.1 ... On failure *out is NULL, and `why` gets one line that says what
  * was expected. */
-lossynet_status ln_loss_replay_open(const char *path, struct ln_loss_replay **out, char *why,
-                                    size_t why_size);
+lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t steps,
+                                    struct ln_loss_replay **out, char *why, size_t why_size);
+/* Whether the record has, in all steps, the packets of this run: packets[owner], from each worker to the owner
+ * and from the owner to each. If not, `why` gets one line. */
+bool ln_loss_replay_fits(const struct ln_loss_replay *replay, const size_t *packets, char *why,
+                         size_t why_size);
 void ln_loss_replay_close(struct ln_loss_replay *replay); /* NULL is fine */
 /* Sets arrived[k] as ln_loss_mask does. */
 void ln_loss_replay_mask(const struct ln_loss_replay *replay, lossynet_phase phase, uint64_t step,

@@ -453,8 +453,10 @@ static lossynet_status at_parse(struct ln_loss *loss, const char *text, int work
     return status;
 }
 
-static lossynet_status model_parse(struct ln_loss *loss, const char *model, char *why,
+static lossynet_status model_parse(struct ln_loss *loss,
+                                   const struct lossynet_loss_settings *settings, char *why,
                                    size_t why_size) {
+    const char *model = settings->model ? settings->model : "bernoulli";
     if (strcmp(model, "bernoulli") == 0) return LOSSYNET_OK;
     if (strncmp(model, "burst:", 6) == 0) {
         loss->model = LOSS_BURST;
@@ -470,7 +472,8 @@ static lossynet_status model_parse(struct ln_loss *loss, const char *model, char
     }
     if (strncmp(model, "replay:", 7) == 0) {
         loss->model = LOSS_REPLAY;
-        return ln_loss_replay_open(model + 7, &loss->replay, why, why_size);
+        return ln_loss_replay_open(model + 7, settings->workers, settings->steps, &loss->replay,
+                                   why, why_size);
     }
     snprintf(why, why_size,
              "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS "
@@ -490,8 +493,8 @@ lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_se
             return LOSSYNET_INVALID;
         }
     }
-    const char *model = settings->model ? settings->model : "bernoulli", *at = settings->at;
-    lossynet_status status = model_parse(loss, model, why, why_size);
+    const char *at = settings->at;
+    lossynet_status status = model_parse(loss, settings, why, why_size);
     if (!status && at && strcmp(at, "none") != 0)
         status = at_parse(loss, at, settings->workers, why, why_size);
     if (status) ln_loss_close(loss);

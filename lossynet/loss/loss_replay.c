@@ -2,7 +2,9 @@
  *
  * FILE is the record of one rank, or FILE.0, FILE.1 ... are those of all ranks. A packet arrives if
  * the record of its receiver says so. A worker has no record of a step that it left out, so nothing
- * arrives there. A line of its own says what a worker did in a step (ln_loss_trace_part).
+ * arrives there. A line of its own says what a worker did in a step (ln_loss_trace_part). A record that is
+ * cut off, or of a run with other workers, other packets or fewer steps, is refused: what it lacks would
+ * count as lost.
  */
 #include "lossynet/loss/loss.h"
 
@@ -30,6 +32,8 @@ struct told_record {
 };
 
 struct ln_loss_replay {
+    const char *path; /* of the settings */
+    bool ends;        /* the file's last line says that nothing is missing */
     uint8_t *arrived; /* [packets] */
     struct link_record *link;
     struct part_record *part;
@@ -94,7 +98,9 @@ static lossynet_status read_file(struct ln_loss_replay *r, FILE *file) {
     char *line = NULL;
     size_t room = 0;
     lossynet_status status = LOSSYNET_OK;
+    r->ends = false;
     while (!status && getline(&line, &room, file) >= 0) {
+        r->ends = !strcmp(line, LOSSYNET_TRACE_END);
         if (line[0] == '#') {
             status = take_header(r, line);
             continue;
@@ -126,11 +132,61 @@ static int by_told(const void *a, const void *b) {
     return x->step != y->step ? (x->step < y->step ? -1 : 1) : x->worker - y->worker;
 }
 
-lossynet_status ln_loss_replay_open(const char *path, struct ln_loss_replay **out, char *why,
-                                    size_t why_size) {
+/* ---- whether it is a record of this run ---- */
+
+/* Says in `why` what a record lacks. */
+static bool is_whole(const struct ln_loss_replay *r, int workers, uint64_t steps, char *why,
+                     size_t why_size) {
+    const uint64_t last = r->part[r->parts - 1].step;
+    const uint64_t each = (uint64_t)r->parts * (uint64_t)(workers - 1);
+    uint64_t links[2] = {0, 0};
+    int most = 0;
+    for (size_t i = 0; i < r->links; i++) {
+        const struct link_record *link = &r->link[i];
+        const int larger = link->sender > link->receiver ? link->sender : link->receiver;
+        links[link->phase]++;
+        if (link->sender < 0 || link->receiver < 0 || larger > most) most = larger;
+    }
+    for (size_t i = 0; i < r->parts; i++)
+        if (r->part[i].worker > most) most = r->part[i].worker;
+    if (most != workers - 1)
+        snprintf(why, why_size, "replay %s: it is of %d workers: expected the %d of this run",
+                 r->path, most + 1, workers);
+    else if (links[LOSSYNET_GRADIENT] != each ||
+             (links[LOSSYNET_PARAMETER] && links[LOSSYNET_PARAMETER] != each))
+        snprintf(why, why_size, "replay %s: links are missing: expected all that was recorded",
+                 r->path);
+    else if (last + 1 < steps)
+        snprintf(why, why_size,
+                 "replay %s: it has %" PRIu64 " steps: expected the %" PRIu64 " of this run",
+                 r->path, last + 1, steps);
+    else
+        return true;
+    return false;
+}
+
+bool ln_loss_replay_fits(const struct ln_loss_replay *r, const size_t *packets, char *why,
+                         size_t why_size) {
+    for (size_t i = 0; i < r->links; i++) {
+        const struct link_record *link = &r->link[i];
+        const size_t n = packets[link->phase == LOSSYNET_GRADIENT ? link->receiver : link->sender];
+        if (link->count == n) continue;
+        snprintf(why, why_size,
+                 "replay %s: step %" PRIu64 ", worker %d to %d: %zu packets: expected the %zu of "
+                 "this run",
+                 r->path, link->step, link->sender, link->receiver, link->count, n);
+        return false;
+    }
+    return true;
+}
+
+lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t steps,
+                                    struct ln_loss_replay **out, char *why, size_t why_size) {
     struct ln_loss_replay *r = ln_memory_take(1, sizeof *r);
     lossynet_status status = r ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
     int files = 0;
+    bool ends = true;
+    if (r) r->path = path;
     for (int rank = -1; !status; rank++) {
         char name[4096];
         snprintf(name, sizeof name, rank < 0 ? "%s" : "%s.%d", path, rank);
@@ -138,6 +194,7 @@ lossynet_status ln_loss_replay_open(const char *path, struct ln_loss_replay **ou
         if (!file && rank < 0) continue;
         if (!file) break;
         status = read_file(r, file);
+        ends = ends && r->ends;
         fclose(file);
         files++;
         if (rank < 0) break;
@@ -152,9 +209,15 @@ lossynet_status ln_loss_replay_open(const char *path, struct ln_loss_replay **ou
     } else if (status) {
         snprintf(why, why_size, "no memory for the replay %s", path);
     }
+    if (!status && !ends) {
+        snprintf(why, why_size, "replay %s: it is cut off: expected \"# end\" as its last line",
+                 path);
+        status = LOSSYNET_FILE;
+    }
     if (!status) qsort(r->link, r->links, sizeof *r->link, by_link);
     if (!status && r->tolds) qsort(r->told, r->tolds, sizeof *r->told, by_told);
     if (!status) qsort(r->part, r->parts, sizeof *r->part, by_part);
+    if (!status && !is_whole(r, workers, steps, why, why_size)) status = LOSSYNET_FILE;
     if (status) ln_loss_replay_close(r);
     *out = status ? NULL : r;
     return status;

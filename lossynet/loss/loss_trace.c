@@ -17,6 +17,8 @@
  *
  *     # step 12, worker 3 told 1101    by owner: 1 if in this step the owner told it what arrived
  *
+ * The last line is "# end".
+ *
  * scripts/loss_trace.py concatenates the steps of a link and says how bursty its losses are.
  */
 #include "lossynet/loss/loss.h"

@@ -134,6 +134,32 @@ def test_made_up_runs(data, tmp_path):
     assert weights(tmp_path / "out0.1") != weights(tmp_path / "plain")
 
 
+def test_a_record_that_does_not_fit(data, tmp_path):
+    """A record that is cut off anywhere, lacks a link or is of another run is refused before the first step: what it
+    lacks would count as lost."""
+    record, made_up = tmp_path / "record", tmp_path / "made up"
+    plain = {"val": None, "carry": 1, "workers": 4, "steps": 3, "seq": 16}
+    train(data, tmp_path / "plain", **plain, record_loss=record)
+    whole = subprocess.run([ROOT / "scripts/late_ranks.py", record, "--steps", "3", "--deadline", "1000"], text=True,
+                           capture_output=True, check=True).stdout
+    lines = whole.splitlines(keepends=True)
+
+    def refused(text, expected, **changes):
+        made_up.write_text(text)
+        line = one_line(run(*settings(data, tmp_path / "again", **{**plain, **changes},
+                                      loss_model=f"replay:{made_up}")), 2)
+        assert f"replay {made_up}: {expected}" in line
+
+    for cut in (len(whole) - 1, len(whole) // 2, len("".join(lines[:-1])), len("".join(lines[:20]))):
+        refused(whole[:cut], 'it is cut off: expected "# end" as its last line')
+    refused("".join(lines[2:]), "links are missing")
+    refused("".join([lines[0], lines[1][1:], *lines[2:]]), "step 0, worker 1 to 0: ")
+    refused(whole, "it is of 4 workers: expected the 8 of this run", workers=8)
+    refused(whole, "it has 3 steps: expected the 4 of this run", steps=4)
+    refused(whole, "step 0, worker ", packet_bytes=512)
+    refused("", "expected what a run that records losses")
+
+
 def test_wrong_use(data, tmp_path):
     for value in ("soon", "-1", "0", "nan"):
         line = one_line(run(*settings(data, tmp_path, deadline=value)), 2)

@@ -100,6 +100,7 @@ static void test_same_bits_replayed(void **state) {
     assert_true(descriptor >= 0);
     FILE *file = fdopen(descriptor, "w");
     write_record(file, &plain->partition);
+    fprintf(file, "# end\n");
     assert_int_equal(fclose(file), 0);
     lossynet_close(plain);
     snprintf(model, sizeof model, "replay:%s", path);

@@ -83,6 +83,7 @@ static struct lossynet_comm *open_run(void (*write)(FILE *, const struct ln_part
     assert_true(descriptor >= 0);
     FILE *file = fdopen(descriptor, "w");
     write(file, &plain->partition, seed);
+    fprintf(file, "# end\n");
     assert_int_equal(fclose(file), 0);
     lossynet_close(plain);
     snprintf(model, sizeof model, "replay:%s", path);
