@@ -58,7 +58,7 @@ def test_same_bits_as_mpi_and_one_process(data, tmp_path, changes):
 
 
 def test_default_packet(data, tmp_path):
-    log = train(data, tmp_path, ranks=2, link="udp", packet_bytes=None, steps=1)
+    log = train(data, tmp_path, ranks=2, link="udp", packet_bytes=None, steps=1, wire_dtype="float32")
     assert log[0]["packet_bytes"] == 4096
     log = train(data, tmp_path / "alone", link="udp", steps=1)
     assert log[0]["link"] == "memory"
@@ -189,7 +189,7 @@ def hosts(namespaces):  # pylint: disable=unused-argument
 
 def options(data, out, **changes):
     return settings(data, out, **{"link": "udp", "interface": "eth0", "packet_bytes": PACKET,
-                                  "workers": 4, **changes})
+                                  "workers": 4, "wire_dtype": "float32", **changes})
 
 
 def train_on(hosts, data, out, **changes):
@@ -204,7 +204,7 @@ def train_on(hosts, data, out, **changes):
 def reference(data, out, **changes):
     """Makes the same training in one process. Its bits are those of ranks over a link that loses nothing
     (test_same_bits_between_hosts, test_program.py), and no other program can hold it up."""
-    return train(data, out, **{"workers": 4, "packet_bytes": PACKET, **changes})
+    return train(data, out, **{"workers": 4, "packet_bytes": PACKET, "wire_dtype": "float32", **changes})
 
 
 def steps_of(log):
@@ -228,7 +228,7 @@ def results(log):
 
 def test_same_bits_between_hosts(hosts, data, tmp_path):
     """Nothing is lost on the wire, and 10% by injection. The model files are the same as over mpi."""
-    changes = {"loss_rate": 0.1, "steps": 20}
+    changes = {"loss_rate": 0.1, "steps": 20, "wire_dtype": "float32"}
     mine = train_on(hosts, data, tmp_path / "udp", **changes)
     other = train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=PACKET,
                   **changes)
@@ -268,7 +268,7 @@ def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused
 
     def injected(rate, seed):
         log = train(data, tmp_path / f"{rate}-{seed}", workers=4, packet_bytes=1440, steps=100,
-                    loss_rate=rate, loss_seed=seed, carry=0, repair=0)
+                    loss_rate=rate, loss_seed=seed, carry=0, repair=0, wire_dtype="float32")
         return math.log(log[-1]["val_perplexity"])
 
     expected = [injected(0.1, seed) for seed in range(6)]
@@ -304,7 +304,7 @@ def test_the_default_where_the_kernel_loses(hosts, data, tmp_path):
     """No option says anything about loss. The type on the wire is that of every run; from what the first step
     measures, gradients go again twice and parameters once."""
     hosts.lose(20)
-    log = train_on(hosts, data, tmp_path, packet_bytes=1440, steps=80)
+    log = train_on(hosts, data, tmp_path, packet_bytes=1440, steps=80, wire_dtype=None)
     assert log[0]["options"]["wire-dtype"] == "int6" and log[0]["packet_bytes"] <= 1440
     steps = steps_of(log)
     assert len(steps) == 80 and log[-1]["status"] == "complete"
