@@ -53,7 +53,7 @@ def groups(model):
 
 def adamw(parameters, **keywords):
     settings = {"lr": 1e-2, "weight_decay": 0.1, "bucket_mb": 0.04, **keywords}
-    return ShardedOptimizer(parameters, torch.optim.AdamW, **settings)
+    return ShardedOptimizer(parameters, torch.optim.AdamW, **{"wire_dtype": "float32", **settings})
 
 
 def difference(one, other):
@@ -115,7 +115,8 @@ def odd_parameters(rank, ranks):
     torch.manual_seed(3)
     model, alone = Odd(), Odd()
     alone.load_state_dict(model.state_dict())
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9, bucket_mb=0.001)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9, bucket_mb=0.001,
+                                 wire_dtype="float32")
     reference = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     for step in range(6):
         loss_of(model, step, rank).backward()
