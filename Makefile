@@ -86,7 +86,7 @@ WARNINGS += -Wno-maybe-uninitialized
 TOKENIZER := dev/bare/bare
 else
 # Since SentencePiece 0.2.1 its headers call Abseil.
-override LDLIBS += -ljansson -lxxhash -lsentencepiece $(shell pkg-config --exists 'sentencepiece >= 0.2.1' 2>/dev/null && \
+override LDLIBS += -ljansson -lxxhash -lsentencepiece $(shell pkg-config --atleast-version=0.2.1 sentencepiece 2>/dev/null && \
           pkg-config --libs absl_status 2>/dev/null)
 CMOCKA := -lcmocka
 TOKENIZER := llmc/data/tokenizer
