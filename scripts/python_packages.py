@@ -44,4 +44,4 @@ def require(*packages, names=None, target=None):
     if target:
         install = f"scripts/dependencies.sh {target}, or {install}"
     sys.exit(f"{os.path.basename(sys.argv[0])}: {sys.executable} lacks the Python package{'s' * (len(missing) > 1)} "
-             f"{', '.join(missing)}: {install}")
+             f"{', '.join(names or missing)}: {install}")
