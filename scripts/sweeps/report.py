@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import sys
+import textwrap
 
 sys.path.insert(1, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # pylint: disable=wrong-import-position
@@ -137,14 +138,15 @@ def plot_drifts(axes, runs):
 def plot(runs, path, note):
     """Draws the losses and the drift; returns a line that says where."""
     plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.2 if note else 4.8))
+    lines = [line for part in (note or "").splitlines() for line in textwrap.wrap(part, 150)]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8 + 0.2 * len(lines)))
     plot_losses(left, runs)
     plot_drifts(right, runs)
     for axes in (left, right):
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
-    if note:
-        figure.supxlabel(note, fontsize=9, x=0.02, ha="left")
+    if lines:
+        figure.supxlabel("\n".join(lines), fontsize=9, x=0.02, ha="left")
     return save(figure, path)
 
 
