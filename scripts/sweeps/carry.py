@@ -16,6 +16,7 @@ import lzma
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -128,8 +129,10 @@ def main():
     runs.add_argument("seconds", type=float)
     runs.add_argument("out", nargs="?")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # from here on a pipe that breaks is reported
     return pack(arguments) if arguments.command == "pack" else run(arguments)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
     sys.exit(main())
