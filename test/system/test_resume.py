@@ -294,7 +294,7 @@ def test_other_numbers_of_workers(data, tmp_path):
     """Without loss, 4 workers with 2 sequences give the same as 2 with 4 and 8 with 1, up to rounding. The
     test would show wrongly distributed moments, and data that does not continue."""
     whole = tmp_path / "whole"
-    common = dict(algorithm="reliable", loss_rate=0, lr=1e-2)
+    common = dict(algorithm="reliable", loss_rate=0, lr=1e-2, wire_dtype="float32")
     succeed(*settings(data, whole, batch=2, **common))
     expected = state(checkpoint(whole, 12))
     start = state(checkpoint(whole, 6))

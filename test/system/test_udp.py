@@ -353,7 +353,8 @@ optimizer.close()
 """
 
 
-@pytest.mark.parametrize("kind, text", [("vectors", VECTORS), ("optimizer", OPTIMIZER)])
+@pytest.mark.parametrize("kind, text", [("vectors", VECTORS), ("optimizer", OPTIMIZER)],
+                         ids=["vectors", "optimizer"])
 def test_python_where_the_kernel_loses(hosts, tmp_path, kind, text):
     """The same from Python, with bare vectors, whose caller measures nothing, and with an optimizer for PyTorch:
     packets as large as the trainer's go again as often."""
