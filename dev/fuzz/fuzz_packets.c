@@ -201,7 +201,7 @@ static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
         for (unsigned i = 0; i <= (fate & 1); i++) change_field(bytes, count);
         fix_checksum(bytes, count);
     }
-    if (fate < 0x80) delay = (fate & 7) * 30e-6; /* others overtake it */
+    if (fate < 0x80) delay = (fate & 7) * GRACE_MIN / 8; /* others overtake it, as DONE may */
     if (fate >= 0xb0 && fate < 0xc0) {
         delay = ldexp(1e-5, (int)(fate & 15)); /* at most 0.33 s */
         run.harmless = false;
