@@ -624,6 +624,7 @@ void lossynet_rendezvous_close(struct lossynet_world *world) {
     struct rendezvous *r = world->share_context;
     for (int i = 0; i < r->ranks; i++)
         if (r->peer[i] >= 0) close(r->peer[i]);
+    explicit_bzero(r, sizeof *r);
     free(r);
     world->share = NULL;
     world->share_context = NULL;

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum { KEY_BYTES = 32, COUNTER_BYTES = 8, TAG_BYTES = 16, NONCE_BYTES = 12 };
 _Static_assert(LOSSYNET_SECURE_BYTES == COUNTER_BYTES + TAG_BYTES, "the trailer");
@@ -46,6 +47,17 @@ struct ln_secure {
     int ranks;
     struct pair with[]; /* [ranks] */
 };
+
+/* A core dump would hold the keys of the run. Files need a limit of more; and with a limit of 1 the kernel
+ * does not hand the dump to a program either (core(5), core_pattern with a pipe), as with 0 it would. Not
+ * PR_SET_DUMPABLE: MPI could no longer copy between processes of a host. Who needs a dump can raise
+ * the limit again. */
+static void forbid_core_dumps(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_CORE, &limit) || limit.rlim_cur <= 1) return;
+    limit.rlim_cur = 1;
+    setrlimit(RLIMIT_CORE, &limit);
+}
 
 /* ---- calls of OpenSSL; functions return false if it fails ---- */
 
@@ -273,6 +285,7 @@ lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
     struct ln_secure *secure = ln_memory_take(sizeof *secure + ranks * sizeof *secure->with, 1);
     lossynet_status status = LOSSYNET_NO_MEMORY;
     *out = NULL;
+    forbid_core_dumps();
     if (!x.context || !secure) {
         ln_log("encryption: rank %d: no memory for %zu bytes of keys", world->rank, bytes);
         goto free_both;
@@ -310,6 +323,8 @@ void ln_secure_close(struct ln_secure *secure) {
 
 bool ln_key_read(const char *path, int rank, struct ln_key *key) {
     FILE *file = fopen(path, "rbe");
+    forbid_core_dumps();
+    if (file) setvbuf(file, NULL, _IONBF, 0); /* a buffer would be freed with the key in it */
     key->count = file ? fread(key->bytes, 1, sizeof key->bytes, file) : 0;
     bool whole = file && !ferror(file) && fgetc(file) == EOF;
     if (file) fclose(file);

@@ -51,7 +51,7 @@ struct ln_key {
 };
 
 /* Reads a key file. Returns false after logging; with rank < 0 it logs nothing. The caller wipes
- * *key. */
+ * *key. From then on the process writes no core dumps, as after ln_secure_open. */
 bool ln_key_read(const char *path, int rank, struct ln_key *key);
 
 /* Proves that this rank has the key: the HMAC-SHA256 (RFC 2104) of a message. It does not tell the

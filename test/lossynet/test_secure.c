@@ -11,8 +11,10 @@
 
 #ifdef LOSSYNET_SECURE
 
+#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <sys/resource.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -434,17 +436,63 @@ static void test_memory(void **state) {
     for (int i = 0; i < CONTEXTS; i++) EVP_CIPHER_CTX_free(context[i]);
 }
 
+/* Whether the heap holds these bytes. (The address sanitizer has its memory elsewhere.) */
+static bool heap_has(const uint8_t *bytes, size_t count) {
+    char line[512];
+    unsigned long first, end;
+    bool has = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps))
+        if (strstr(line, "[heap]") && sscanf(line, "%lx-%lx", &first, &end) == 2)
+            has = has || memmem((const void *)first, end - first, bytes, count);
+    fclose(maps);
+    return has;
+}
+
+/* What is freed holds no key, and no core dump may hold it. */
+static void test_nothing_is_left_of_a_key_file(void **state) {
+    (void)state;
+    char path[64];
+    uint8_t bytes[48];
+    struct ln_key key;
+    struct rlimit limit;
+    snprintf(path, sizeof path, "/tmp/lossynet-key-%d", (int)getpid());
+    const int file = open(path, O_CREAT | O_EXCL | O_WRONLY, 0600);
+    assert_true(file >= 0);
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(ln_mix(i) >> 7);
+    assert_int_equal(write(file, bytes, sizeof bytes), sizeof bytes);
+    close(file);
+    assert_int_equal(getrlimit(RLIMIT_CORE, &limit), 0);
+    limit.rlim_cur = limit.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_CORE, &limit), 0);
+    assert_true(ln_key_read(path, 0, &key));
+    assert_memory_equal(key.bytes, bytes, sizeof bytes);
+    assert_false(heap_has(bytes, sizeof bytes));
+    assert_int_equal(getrlimit(RLIMIT_CORE, &limit), 0);
+    assert_true(limit.rlim_cur <= 1);
+    unlink(path);
+}
+
 int main(void) {
     if (CRYPTO_set_mem_functions(counted_malloc, counted_realloc, counted_free) != 1) return 1;
     for (size_t i = 0; i < MOST; i++) plain[i] = (uint8_t)random_bits(2, i, 0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_replayed),
-        cmocka_unit_test(test_key_file),     cmocka_unit_test(test_secret),
-        cmocka_unit_test(test_every_bit),    cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_other_sender), cmocka_unit_test(test_other_run),
-        cmocka_unit_test(test_nonces),       cmocka_unit_test(test_allocates_nothing),
-        cmocka_unit_test(test_tampered),     cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_memory),       cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_nothing_is_left_of_a_key_file),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_replayed),
+        cmocka_unit_test(test_key_file),
+        cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_every_bit),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_other_sender),
+        cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_nonces),
+        cmocka_unit_test(test_allocates_nothing),
+        cmocka_unit_test(test_tampered),
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_pairs),
     };
     return cmocka_run_group_tests_name("encryption", tests, NULL, NULL);
 }
