@@ -296,8 +296,8 @@ static void worker_gradient(void *trainer, struct worker *w, int set) {
     result->status = hooks.status;
 }
 
-/* The verbs of a step return 0, FAILED after reporting, or NOT_FINITE: the loss or the norm in
- * t->view.record is not finite. Then the parameters are still good, and the caller stops. */
+/* The verbs of a step return 0, FAILED after reporting, or NOT_FINITE: the loss, the norm, or a number
+ * that a worker sent is not finite. Then the parameters are still good, and the caller stops. */
 enum { FAILED = -1, NOT_FINITE = 1 };
 
 /* ---- the four verbs: forward and backward, average, update, broadcast ---- */
@@ -335,7 +335,9 @@ static int tell_numbers(struct trainer *t) {
 static int look_at_numbers(struct trainer *t) {
     t->view.record.loss = data_parallel_mean_loss(&t->dp);
     if (training_finish_end(&t->view)) return FAILED;
-    return isfinite(t->view.record.loss) && isfinite(t->view.record.grad_norm) ? 0 : NOT_FINITE;
+    return data_parallel_is_finite(&t->dp, t->view.record.loss, t->view.record.grad_norm)
+               ? 0
+               : NOT_FINITE;
 }
 
 /* Owners average the gradients that they receive. */
@@ -391,7 +393,7 @@ static int step_naive(struct trainer *t, int step) {
 }
 
 /* Makes one step of all workers: `step`, or with --deadline perhaps a later one (t->view.record.step).
- * The caller checks whether loss and norm in t->view.record are finite. Returns 0, or -1. */
+ * The caller checks whether its numbers are finite. Returns 0, or -1. */
 static int training_step(struct trainer *t, int step) {
     const int algorithm = t->run.options->algorithm;
     const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)

@@ -142,7 +142,8 @@ $(TESTS) $(EMULATED_TESTS) $(PTX_TESTS): private LDFLAGS += $(GOLD)
 $(BUILD)/test/lossynet/test_lossynet $(BUILD)/test/lossynet/test_secure: \
     LDFLAGS += -Wl,--wrap=ln_memory_take
 # Tests in which a hook drops, repeats and delays datagrams (test/lossynet/test_lossynet_threads.h).
-HOOKED := $(patsubst %,test/lossynet/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits)
+HOOKED := $(patsubst %,test/lossynet/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits \
+              not_finite)
 $(HOOKED:%=$(BUILD)/%) $(HOOKED:%=$(BUILD)/thread/%): LDFLAGS += -Wl,--wrap=ln_dispatch
 
 $(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS) $(FLAGS)/link

@@ -146,6 +146,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     if (settings->error_feedback) ln_feedback_open(comm, settings->residuals);
     ln_retransmission_open(comm);
     ln_drift_open(comm, settings->drift_samples);
+    ln_not_finite_open(comm);
     ln_aside_open(comm);
     if (settings->acknowledge_later && settings->error_feedback && !settings->return_masks &&
         comm->world.ranks > 1 && !comm->steps.skips)
@@ -321,12 +322,14 @@ void lossynet_close(struct lossynet_comm *comm) {
     if (!comm) return;
     const struct ln_log_target log = comm->resources.log, *before = ln_log_use(&log);
     ln_transport_close(comm->transport);
+    ln_not_finite_log(comm);
     ln_exchange_close(comm);
     ln_drift_close(comm);
     ln_retransmission_close(comm);
     ln_feedback_close(comm);
     ln_arrivals_close(comm);
     ln_aside_close(comm);
+    ln_not_finite_close(comm);
     free(comm->resources.shard);
     free(comm->resources.keys);
     free(comm->stats.gather_offset);

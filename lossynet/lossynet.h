@@ -428,8 +428,8 @@ const char *lossynet_named_name(int index); /* 0, 1, ...: the names; NULL after 
 /* For lossynet_open with so many ranks. Valid until the next of these calls. */
 const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks);
 
-/* sizeof of struct lossynet_world, lossynet_counters or lossynet_drift ("world", ...), which such a
- * program declares again and compares. 0: another name. */
+/* sizeof of struct lossynet_world, lossynet_counters, lossynet_drift or lossynet_not_finite ("world",
+ * ...), which such a program declares again and compares. 0: another name. */
 size_t lossynet_struct_bytes(const char *name);
 
 /* Sends messages that are about no comm, or about one without settings.log, to `log` from now on. NULL:

@@ -111,20 +111,23 @@ struct lossynet_memory {
 
 /* The caller's own store of residuals, for example beside vectors on a GPU. A residual is the part
  * of a worker's gradients that was lost. Its elements are bfloat16 (uint16_t); what becomes a
- * residual is computed in float32 and rounded to nearest even. The caller adds the residual, times
+ * residual is computed in float32 and rounded, and is 0 if it is not finite, or 2^63 or more in
+ * size. The caller adds the residual, times
  * the share, to a vector before the vector is ready.
  *   round only with wire_dtype int8, int6 and int4. For each local worker v, rounds the packets that
  *         it sends to other owners, as struct lossynet_memory's function does with key[v]; the
- *         residual becomes what rounding took away. It is called before keep, once in a step
+ *         residual becomes what rounding took away, to nearest even. It is called before keep, once
+ *         in a step
  *   keep  sets the residual of each packet k that local worker v sends to another owner: to 0 where
  *         arrived[v * K + k] is not 0, elsewhere to the elements. With int8, int6 and int4 it leaves
- *         the residual where the packet arrived, and elsewhere adds the elements as they were sent
+ *         the residual where the packet arrived, and elsewhere adds the elements as they were sent. It rounds
+ *         at random, element e of the vector of v with lots[v] (ln_bf16_keep_sum in base.h)
  *   save  copies the residual of all P elements into the host's memory, which need not be aligned
  *   load  copies n elements from `offset` on back; called for one part after another */
 struct lossynet_residuals {
     void *context;
     void (*round)(void *context, int bits, const uint64_t *key);
-    void (*keep)(void *context, const uint8_t *arrived);
+    void (*keep)(void *context, const uint8_t *arrived, const uint64_t *lots);
     void (*save)(void *context, int worker, void *out);
     void (*load)(void *context, int worker, size_t offset, size_t n, const uint16_t *in);
 };
@@ -188,6 +191,26 @@ void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late);
  * late ranks: their parts of `all`, and of gathers put aside, stay as an earlier step left them. */
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
                                size_t bytes);
+
+/* A number that no receiver takes: NaN, infinite, or 2^63 or more in size. */
+struct lossynet_not_finite {
+    int workers;          /* how many have such numbers; 0: none, and all else is 0 */
+    int worker;           /* the first of them, */
+    lossynet_phase phase; /* in its gradient, or in the parameters that it owns */
+    uint64_t element;     /* the first in the whole vector */
+    float value;          /* to 7 bits */
+};
+
+/* What the last lossynet_pulse told of such numbers, the same on every rank: those in gradients of
+ * this step and in parameters of the last broadcast. Packets with them are lost, and residuals do
+ * not keep them, so the next step can be made. Who finds one should not update the parameters in
+ * this step. Numbers in gradients of the owner itself, and of workers of its own rank, are in the
+ * average instead, and are not told. If the program does not ask, a line is logged. */
+bool lossynet_is_not_finite(struct lossynet_comm *comm, struct lossynet_not_finite *out);
+
+/* After lossynet_reduce of these vectors: looks for such numbers in all gradients, also where they are
+ * not told, for lossynet_is_not_finite. With groups, a worker stands for its group. Collective. */
+lossynet_status lossynet_find_not_finite(struct lossynet_comm *comm, float *const *vectors);
 
 /* A lossynet_all_gather that waits for the next one, or for another call below that gathers, and
  * shares its exchange. `mine` is copied at once. `all` is written later and must stay until then.

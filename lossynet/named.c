@@ -107,7 +107,8 @@ size_t lossynet_struct_bytes(const char *name) {
         size_t bytes;
     } structs[] = {{"world", sizeof(struct lossynet_world)},
                    {"counters", sizeof(struct lossynet_counters)},
-                   {"drift", sizeof(struct lossynet_drift)}};
+                   {"drift", sizeof(struct lossynet_drift)},
+                   {"not_finite", sizeof(struct lossynet_not_finite)}};
     for (size_t i = 0; i < sizeof structs / sizeof *structs; i++)
         if (strcmp(structs[i].name, name) == 0) return structs[i].bytes;
     return 0;

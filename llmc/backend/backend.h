@@ -305,7 +305,8 @@ struct backend {
      * exchange_copy: packet k of vector[v], if v takes it and arrived[v * packets + k] is not 0, is
      * the owner's, rounded as above to nearest; with 32 bits it is not rounded. ahead[o]: where the
      * elements that o owns lie one after another; NULL: in vector[o]
-     * exchange_keep: residual[v] (bfloat16, rounded to nearest even), for the packets that v takes:
+     * exchange_keep: residual[v] (bfloat16, rounded at random: lossynet's ln_bf16_keep_sum with
+     * lots[v], the host's; 0 if it is not finite, or 2^63 or more in size), for the packets that v takes:
      * the vector where arrived[v * packets + k] is 0, otherwise 0. With LOST_ADDED, the vector is
      * added to it where that is 0; otherwise it does not change
      * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the
@@ -319,7 +320,8 @@ struct backend {
     void (*exchange_copy)(const struct backend_exchange *e, float *const *vector,
                           const float *const *ahead, const uint8_t *arrived, int bits);
     void (*exchange_keep)(const struct backend_exchange *e, uint16_t *const *residual,
-                          float *const *vector, const uint8_t *arrived, enum backend_lost how);
+                          float *const *vector, const uint8_t *arrived, enum backend_lost how,
+                          const uint64_t *lots);
     void (*add_residual)(float *vector, const uint16_t *residual, float share, size_t n);
     void (*gather)(float *out, float *const *vector, int count, const size_t *element,
                    const int32_t *of, size_t n);

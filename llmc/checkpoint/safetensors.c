@@ -313,6 +313,18 @@ static const char *shape_text(char text[200], const int64_t *shape, int dims) {
     return text;
 }
 
+/* Exponents of infinity and NaN are all ones. */
+static size_t first_not_finite(const float *x, size_t count) {
+    size_t first = count;
+#pragma omp parallel for reduction(min : first) if (count > 1 << 19)
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        if ((bits & 0x7f800000) == 0x7f800000 && i < first) first = i;
+    }
+    return first;
+}
+
 int safetensors_copy_float(const struct safetensors *file, const char *name, const int64_t *shape,
                            int dims, float *out) {
     const struct safetensors_view *view = safetensors_find(file, name);
@@ -336,7 +348,12 @@ int safetensors_copy_float(const struct safetensors *file, const char *name, con
     else
         return log_error("'%s': tensor '%s' has dtype %s, expected F32, BF16 or F16", file->path,
                          name, view->dtype);
-    return file_is_lost(&file->map) ? -1 : 0;
+    if (file_is_lost(&file->map)) return -1;
+    const size_t first = first_not_finite(out, view->elements);
+    if (first == view->elements) return 0;
+    return log_error("'%s': tensor '%s' is %g in element %zu: expected finite numbers, so another "
+                     "checkpoint",
+                     file->path, name, (double)out[first], first);
 }
 
 bool safetensors_is_lost(const struct safetensors *file) {

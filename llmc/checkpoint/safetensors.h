@@ -53,7 +53,7 @@ const struct safetensors_view *safetensors_at(const struct safetensors *file, si
 const struct safetensors_view *safetensors_find(const struct safetensors *file, const char *name);
 
 /* Copies the tensor of that name to out, float32, row-major, with all threads of OpenMP. It must be
- * there with exactly this shape and hold F32, BF16 or F16 (converted exactly). Returns 0, or -1
+ * there with exactly this shape and hold finite numbers, F32, BF16 or F16 (converted exactly). Returns 0, or -1
  * after reporting. */
 int safetensors_copy_float(const struct safetensors *file, const char *name, const int64_t *shape,
                            int dims, float *out);

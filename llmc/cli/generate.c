@@ -1,6 +1,7 @@
 /* generate.c — see generate.h. */
 #include "llmc/cli/generate.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,12 +91,22 @@ static int feed(struct generation *g) {
                           (int)(g->count - first), g->logits);
 }
 
+/* The model's logits for the next token. */
+static int check_logits(const struct generation *g) {
+    for (int i = 0; i < g->model->vocabulary; i++)
+        if (!isfinite(g->logits[i]))
+            return log_error("token %zu of the text: the logit of id %d is %g: expected finite "
+                             "numbers, so a model that has not diverged",
+                             g->count + 1, i, (double)g->logits[i]);
+    return 0;
+}
+
 static int draw_tokens(struct generation *g, generate_show show, void *context) {
     const struct generate_settings *s = g->settings;
     const uint64_t key = random_bits(s->seed, 0x73616d706c6573u /* "samples" */);
     const int eos = tokenizer_eos(g->tokenizer);
     for (int i = 0; i < s->tokens && !stop_signal_seen(); i++) {
-        if (feed(g)) return -1;
+        if (feed(g) || check_logits(g)) return -1;
         int32_t token = sampler_draw(g->logits, g->model->vocabulary, s->temperature, s->top_p,
                                      random_uniform(key, (uint64_t)i), g->scratch);
         if (token == eos) break;

@@ -304,6 +304,17 @@ double data_parallel_mean_loss(struct data_parallel *d) {
     return d->numbers.loss;
 }
 
+bool data_parallel_is_finite(const struct data_parallel *d, double loss, double norm) {
+    struct lossynet_not_finite found;
+    return isfinite(loss) && norm < 0x1p40 && !lossynet_is_not_finite(d->comm, &found);
+}
+
+int data_parallel_find_not_finite(struct data_parallel *d, struct lossynet_not_finite *found) {
+    if (lossynet_find_not_finite(d->comm, d->vectors.grads)) return -1;
+    lossynet_is_not_finite(d->comm, found);
+    return 0;
+}
+
 int data_parallel_odd_worker(const struct data_parallel *d) {
     int odd = -1;
     for (int w = 0; w < d->workers; w++) {

@@ -151,6 +151,12 @@ int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news
 int data_parallel_tell_losses(struct data_parallel *d);
 /* The mean of the losses of all workers that computed one. Call it after the norm was exchanged. */
 double data_parallel_mean_loss(struct data_parallel *d);
+/* Whether one can go on: the loss is finite, and so is the norm, which is below 2^40; and no worker has
+ * sent numbers that are not. (Receivers refuse numbers from 2^64 on. One in the gradient of a worker
+ * makes the norm at least 2^64 / N, where it is not refused.) Call it after the norm was exchanged. */
+bool data_parallel_is_finite(const struct data_parallel *d, double loss, double norm);
+/* Finds the worker whose gradient is not finite. Returns 0, or -1 after reporting; collective. */
+int data_parallel_find_not_finite(struct data_parallel *d, struct lossynet_not_finite *found);
 /* The only worker whose loss is not finite, if there are others; else -1. */
 int data_parallel_odd_worker(const struct data_parallel *d);
 /* Call it when all of backward is called: it averages what has come while a device computes. */

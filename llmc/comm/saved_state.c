@@ -1,6 +1,7 @@
 /* saved_state.c — see saved_state.h. The tensors are listed in resume.h. */
 #include "llmc/comm/saved_state.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,20 +189,37 @@ static int source_open(struct source *s, const char *directory, const json_t *sa
 
 /* A tensor of a worker (< 0: of all workers) with this type and shape (-1: any length). NULL
  * after reporting. */
+/* Whether a tensor of a run's state may be used: numbers are finite, and second moments, of which AdamW
+ * takes the root, are not negative. Reports the first that is not so. */
+static bool is_sound(const struct source *s, const char *path, const char *name,
+                     const struct safetensors_view *view) {
+    const bool root = strlen(name) > 2 && !strcmp(name + strlen(name) - 2, ".v");
+    for (size_t i = 0; !strcmp(view->dtype, "F32") && i < view->elements; i++) {
+        float x;
+        memcpy(&x, (const char *)view->data + i * sizeof x, sizeof x);
+        if (isfinite(x) && (!root || x >= 0)) continue;
+        log_error(
+            "'%s/%s': tensor '%s' is %g in element %zu: expected finite numbers%s; start from "
+            "another checkpoint",
+            s->directory, path, name, (double)x, i, root ? " from 0 on" : "");
+        return false;
+    }
+    return true;
+}
+
 static const struct safetensors_view *get(const struct source *s, int worker, const char *what,
                                           const char *dtype, int64_t rows, int64_t columns) {
-    char name[64];
+    char name[64], path[64];
     int file = worker < 0 ? 0 : worker / (s->workers / s->ranks);
     if (worker < 0)
         snprintf(name, sizeof name, "%s", what);
     else
         snprintf(name, sizeof name, "worker.%d.%s", worker, what);
+    resume_file_name(file, s->ranks, path);
     const struct safetensors_view *view = safetensors_find(s->file[file], name);
     if (view && !strcmp(view->dtype, dtype) && view->dims == (columns ? 2 : 1) &&
         (rows < 0 || view->shape[0] == rows) && (!columns || view->shape[1] == columns))
-        return view;
-    char path[64];
-    resume_file_name(file, s->ranks, path);
+        return is_sound(s, path, name, view) ? view : NULL;
     log_error("'%s/%s': tensor '%s' is %s, expected %s of %lld elements%s", s->directory, path,
               name, view ? "of another type or shape" : "missing", dtype, (long long)rows,
               columns ? " by 2" : "");

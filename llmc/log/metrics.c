@@ -212,18 +212,30 @@ int metrics_choices(struct jsonl *log, const struct choices_result *r, bool quie
                                       "accuracy_per_token", r->correct_per_token / n));
 }
 
-int metrics_report_not_finite(const struct step_metrics *r, const char *checkpoint, int odd) {
+int metrics_report_not_finite(const struct step_metrics *r, const char *checkpoint,
+                              const struct metrics_not_finite *where) {
     const bool norm = isfinite(r->loss);
     const char *last = *checkpoint ? checkpoint : "none was written";
-    if (odd >= 0)
+    char what[256] = "";
+    if (where->odd >= 0)
         return log_error("stopped in step %d: the loss of worker %d is %g, and that of no other "
                          "worker: expected memory, processor and GPU of its rank to work; last "
                          "good checkpoint: %s",
-                         r->step, odd, r->loss, last);
-    return log_error(
-        "stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
-        "longer --warmup may help",
-        r->step, norm ? "gradient norm" : "loss", norm ? r->grad_norm : r->loss, last);
+                         r->step, where->odd, r->loss, last);
+    if (where->workers)
+        snprintf(what, sizeof what, "the %s of %sworker %d is %g in %s",
+                 where->parameters ? "part of the parameters" : "gradient",
+                 where->group ? "the group of " : "", where->worker, where->value, where->tensor);
+    if (where->workers == 1 && where->others)
+        return log_error("stopped in step %d: %s, and that of no other worker: expected memory, "
+                         "processor and GPU of its rank to work; last good checkpoint: %s; if it "
+                         "comes again, a lower --lr or a longer --warmup may help",
+                         r->step, what, last);
+    return log_error("stopped in step %d: the %s is %g%s%s%s; last good checkpoint: %s; a lower "
+                     "--lr or a longer --warmup may help",
+                     r->step, norm ? "gradient norm" : "loss", norm ? r->grad_norm : r->loss,
+                     norm && isfinite(r->grad_norm) ? ", expected below 1.1e12" : "",
+                     *what ? ", and " : "", what, last);
 }
 
 int metrics_sample(struct progress *progress, struct jsonl *log, int step, const char *text) {

@@ -92,9 +92,20 @@ int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int rank
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
                     const struct eval_metrics *eval, const char *checkpoint);
 
-/* Says that the run has stopped at a loss or norm that is not finite. Returns -1. checkpoint: the
- * last one, "" if there is none. odd: the only worker whose loss is not finite, -1: there is none. */
-int metrics_report_not_finite(const struct step_metrics *step, const char *checkpoint, int odd);
+struct metrics_not_finite { /* whose numbers are not finite */
+    int odd;                /* the only worker whose loss is not; -1: there is none */
+    bool others, group;     /* there are other workers; a worker stands for its group */
+    int workers;            /* how many have sent such numbers, or have them in their gradient */
+    int worker;             /* the first of them, and its first such number */
+    double value;
+    bool parameters; /* in the parameters that it owns, not in its gradient */
+    char tensor[96];
+};
+
+/* Says that the run has stopped at a loss, norm or gradient that is not finite. Returns -1. checkpoint:
+ * the last one, "" if there is none. */
+int metrics_report_not_finite(const struct step_metrics *step, const char *checkpoint,
+                              const struct metrics_not_finite *where);
 
 /* Writes a line of text, which the model wrote after `step` steps, to the terminal and to the
  * log. */

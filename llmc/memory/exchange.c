@@ -51,11 +51,11 @@ static void round_residuals(void *context, int bits, const uint64_t *key) {
     e->be->exchange_round(&e->packets, e->gradient, e->residual, bits, key);
 }
 
-static void keep_residuals(void *context, const uint8_t *arrived) {
+static void keep_residuals(void *context, const uint8_t *arrived, const uint64_t *lots) {
     const struct exchange *e = context;
     list_vectors(e);
     e->be->exchange_keep(&e->packets, e->residual, e->gradient, arrived,
-                         e->has_error ? LOST_ADDED : LOST_ALONE);
+                         e->has_error ? LOST_ADDED : LOST_ALONE, lots);
 }
 
 static const struct worker *worker_of(const struct exchange *e, int id) {

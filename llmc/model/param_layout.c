@@ -4,6 +4,7 @@
 #include "llmc/log/error.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,6 +133,19 @@ struct named_tensor *param_layout_tensor_list(const struct param_layout *l, floa
         log_out_of_memory("the list of tensors", (double)(*count * sizeof *tensors));
     }
     return tensors;
+}
+
+void param_layout_name(const struct param_layout *l, size_t offset, char name[96]) {
+    static float vector[1]; /* for its address alone */
+    size_t count;
+    struct named_tensor *tensors = param_layout_tensor_list(l, vector, &count);
+    snprintf(name, 96, "element %zu", offset);
+    for (size_t i = 0; tensors && i < count; i++) {
+        const size_t first = ((uintptr_t)tensors[i].data - (uintptr_t)vector) / sizeof *vector;
+        if (offset >= first && offset - first < model_tensor_elements(&tensors[i]))
+            snprintf(name, 96, "%s", tensors[i].name);
+    }
+    free(tensors);
 }
 
 struct named_tensor *param_layout_bucket_tensors(const struct param_layout *layout, int bucket,

@@ -84,6 +84,9 @@ void param_layout_tensors(const struct param_layout *layout, float *vector,
 struct named_tensor *param_layout_tensor_list(const struct param_layout *layout, float *vector,
                                               size_t *count);
 
+/* The name of the tensor that holds element `offset` of the vector. */
+void param_layout_name(const struct param_layout *layout, size_t offset, char name[96]);
+
 /* The same if only one bucket is in memory, in `elements`. The data of all other tensors is
  * NULL. */
 struct named_tensor *param_layout_bucket_tensors(const struct param_layout *layout, int bucket,

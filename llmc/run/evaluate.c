@@ -106,6 +106,21 @@ static int evaluate_parts(struct work *work, struct news *mine, struct news *all
     }
 }
 
+/* A perplexity that is not finite is no result. Names the first worker that has it. */
+static int check(const struct data_parallel *d, const struct eval_metrics *e,
+                 const struct news *all) {
+    int w = 0;
+    if (isfinite(exp(e->val_loss)) && isfinite(exp(e->replica_val_loss))) return 0;
+    while (w < d->workers - 1 && isfinite(exp(all[w].loss[0] / fmax(1, all[w].tokens))) &&
+           isfinite(exp(all[w].loss[1] / fmax(1, all[w].tokens))))
+        w++;
+    if (d->world.rank > 0) return -1;
+    return log_error("after %d steps the validation loss is %g, that of a replica %g: expected a "
+                     "finite perplexity; worker %d is the first that computes it: expected a model "
+                     "that has not diverged, or memory, processor and GPU of its rank to work",
+                     e->step, e->val_loss, e->replica_val_loss, w);
+}
+
 int evaluate_perplexity(const struct evaluate_model *m, struct dataloader *val, int steps_done,
                         struct eval_metrics *out) {
     struct data_parallel *d = m->dp;
@@ -121,16 +136,16 @@ int evaluate_perplexity(const struct evaluate_model *m, struct dataloader *val, 
     if (!status) status = data_parallel_model(d, &work.fresh);
     if (!status) status = evaluate_parts(&work, news, news + d->local, &sum);
     if (!status) status = dataloader_check_files(val);
-    free(work.at);
-    free(news);
-    if (status) return status;
     *out = (struct eval_metrics){.step = steps_done,
                                  .tokens = (int64_t)sum.tokens,
                                  .val_loss = sum.loss[0] / sum.tokens,
                                  .tokens_per_word = dataloader_targets_per_word(val),
                                  .tokens_per_byte = dataloader_targets_per_byte(val)};
     out->replica_val_loss = work.passes > 1 ? sum.loss[1] / sum.tokens : out->val_loss;
-    return 0;
+    if (!status) status = check(d, out, news + d->local);
+    free(work.at);
+    free(news);
+    return status;
 }
 
 /* The losses of a question's endings, each summed over its tokens. */
@@ -151,10 +166,16 @@ int evaluate_choices(const struct evaluate_model *m, const struct choices *choic
     const size_t most = (size_t)choices_most_endings(choices);
     double *losses = calloc(most, sizeof *losses);
     if (!losses) return log_out_of_memory("losses", (double)(most * sizeof *losses));
-    for (int q = 0; q < choices_questions(choices); q++) {
+    int failed = 0;
+    for (int q = 0; q < choices_questions(choices) && !failed; q++) {
         score_endings(m, data_parallel_weights(m->dp, m->dp->worker[0].params), choices, q, losses);
+        for (int e = 0; e < choices_endings(choices, q) && !failed; e++)
+            if (!isfinite(losses[e]))
+                failed = log_error("question %d: the loss of ending %d is %g: expected finite "
+                                   "numbers, so a model that has not diverged",
+                                   q + 1, e + 1, losses[e]);
         choices_judge(choices, q, losses, out);
     }
     free(losses);
-    return 0;
+    return failed;
 }

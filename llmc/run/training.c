@@ -177,19 +177,25 @@ static struct due due_now(const struct training_view *v, bool stop) {
 }
 
 static int end_not_finite(struct training_view *v) {
-    if (async_writer_finish(v->saver)) return -1;
+    const struct data_parallel *d = v->dp;
+    struct metrics_not_finite where = {.odd = data_parallel_odd_worker(d),
+                                       .others = d->workers > 1,
+                                       .group = comm_group(d->options) > 1};
+    struct lossynet_not_finite found;
+    if (async_writer_finish(v->saver) || data_parallel_find_not_finite(v->dp, &found)) return -1;
     const char *checkpoint = async_writer_last(v->saver);
+    where.workers = found.workers, where.worker = found.worker, where.value = found.value;
+    where.parameters = found.phase == LOSSYNET_PARAMETER;
+    if (found.workers) param_layout_name(d->layout, found.element, where.tensor);
     progress_end(&v->progress);
     metrics_log_step(v->log, &v->record);
     metrics_log_end(v->log, &v->run->at.record, "not finite", NULL, checkpoint);
-    return v->dp->world.rank > 0
-               ? -1
-               : metrics_report_not_finite(&v->record, checkpoint, data_parallel_odd_worker(v->dp));
+    return v->dp->world.rank > 0 ? -1 : metrics_report_not_finite(&v->record, checkpoint, &where);
 }
 
 int training_after_step(struct training_view *v, struct data_parallel_news *news, struct due *due) {
     const bool skips = lossynet_skips_late(v->dp->comm);
-    news->broken = !isfinite(v->record.loss) || !isfinite(v->record.grad_norm);
+    news->broken = !data_parallel_is_finite(v->dp, v->record.loss, v->record.grad_norm);
     if (news->broken && !skips) return end_not_finite(v);
     advance(v, v->record.step + 1);
     async_writer_poll(v->saver, &news->stop);

@@ -15,6 +15,7 @@
  *     ways.c            by which way they ask where a link is down
  *     error_feedback.c  adds lost gradients to the next ones
  *     unconfirmed.c     the same when acknowledgements may come late
+ *     not_finite.c      tells all ranks whose numbers no receiver takes
  *     rounding.c        rounds what workers of one rank send each other, as over a link
  *     lead.c            how far ahead of the model owners broadcast
  *     step.c            the begin of a step, and steps that do not wait for late ranks
@@ -157,6 +158,9 @@ int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase);
  * `remote` those that workers of other ranks own. */
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                      bool remote);
+
+/* The same for gradients that a round of retransmission has brought within this rank. */
+void ln_round_again(const struct lossynet_comm *comm, float *const *vectors);
 
 /* Call it before vectors are read or written: logs an error if vectors are bfloat16 and the program
  * has not called lossynet_shards. */
@@ -301,9 +305,11 @@ struct ln_feedback {
     float *mass; /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL: no
                     error feedback */
     /* [V][elements]: gradients that were lost, and what rounding in blocks took away; NULL: the
-     * caller keeps residuals, see `apart`. bfloat16, rounded to nearest: sums are formed in float32,
-     * and a step takes the residual anew from its sum, so it is off by at most 2^-9 of itself. */
+     * caller keeps residuals, see `apart`. bfloat16. In a long outage a residual grows to hundreds of
+     * gradients, and to nearest it would not grow beyond 256 times what is added. So what is lost
+     * is rounded at random, with numbers that depend on (seed, step, worker, element). */
     uint16_t *residual;
+    uint64_t step; /* whose packets senders are told about */
     struct lossynet_residuals apart;
     int *added; /* [V]: buckets of the present vector to which the residual is added */
     struct lossynet_lateness *late; /* [V]: of the last phase's averages */
@@ -348,13 +354,40 @@ void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
  * the residuals. */
 void ln_feedback_count(struct lossynet_comm *comm);
 void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
+/* The random numbers that round the residual of local worker v (ln_bf16_keep_sum). */
+uint64_t ln_feedback_lots(const struct lossynet_comm *comm, int v);
 /* Updates the residual of a packet that certainly arrived or did not. has_error: the residual holds
- * what rounding took away. */
+ * what rounding took away. lots: ln_feedback_lots; offset: of the first element in the vector. */
 void ln_feedback_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
-                        size_t count);
+                        size_t count, uint64_t lots, size_t offset);
 /* The residual of local worker v as float32, which need not be aligned. */
 void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out);
 void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in);
+
+/* ---- numbers that are not finite (not_finite.c) ----
+ * v: a local worker, 0 ... V-1. Elements are from `offset` of its vector on. */
+
+struct ln_not_finite { /* notes: the first such number of a worker; 0: none */
+    uint64_t *mine;    /* [V], since the last pulse; atomic */
+    uint64_t *all;     /* [N], as the last pulse brought them */
+    bool asked;        /* the program has asked for them, or was told */
+};
+
+/* Failures are only noted in pool.out_of_memory. */
+void ln_not_finite_open(struct lossynet_comm *comm);
+void ln_not_finite_close(struct lossynet_comm *comm);
+/* Notes the first unsound number of `count` elements, which make a packet that receivers refuse. */
+void ln_not_finite_note(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                        const void *elements, bool bf16, size_t offset, size_t count);
+/* The same if there is such a number among these elements of v's gradient. */
+void ln_not_finite_look(const struct lossynet_comm *comm, int v, const void *vector, size_t offset,
+                        size_t count);
+/* The same for what injected loss took between workers of this rank and residuals would keep. */
+void ln_not_finite_look_at_lost(const struct lossynet_comm *comm, float *const *vectors);
+/* Has the next exchange bring the notes to all ranks. */
+lossynet_status ln_not_finite_tell(struct lossynet_comm *comm);
+/* Logs one line if the program did not ask. */
+void ln_not_finite_log(struct lossynet_comm *comm);
 
 /* ---- drift (drift.c) ---- */
 
@@ -452,7 +485,7 @@ void ln_lead_add(struct lossynet_comm *comm, const struct ln_ages *ages, const d
 
 /* ---- counters (stats.c) ---- */
 
-enum { LOSSYNET_ASIDE_MOST = 8 };    /* most gathers that may wait for the next exchange */
+enum { LOSSYNET_ASIDE_MOST = 9 };    /* most gathers that may wait for the next exchange */
 enum { LOSSYNET_ASIDE_BYTES = 256 }; /* for one worker, beside counters, ages and drift sample */
 
 struct ln_aside_item {
@@ -475,6 +508,7 @@ struct ln_stats {
                                               that the worker expected and got, bytes it sent */
     struct ln_total *totals;               /* [V], PARAMETER phase */
     struct lossynet_counters *gathered;    /* [N] */
+    struct ln_not_finite not_finite;
     struct ln_aside aside;
     size_t *gather_offset;              /* [R + 1] */
     uint64_t reported[LOSSYNET_EVENTS]; /* network events that were already reported */

@@ -4,8 +4,9 @@
  * After a GRADIENT phase senders learn which packets arrived (arrivals.c). A sender keeps the
  * packets that did not arrive as its residual. In the next step it sends u = g + share * residual.
  * This is error feedback, as in compressed gradient descent (Stich, Cordonnier & Jaggi 2018); here
- * the network is the compressor. Residuals are bfloat16 (struct ln_feedback says why that is
- * enough); sums and differences are float32, and only what is kept of them is rounded.
+ * the network is the compressor. Residuals are bfloat16; sums and differences are float32, and only
+ * what is kept of them is rounded. A sum that is kept for many steps is rounded at random (struct
+ * ln_feedback). What no receiver takes is not kept (not_finite.c).
  *
  * An owner knows which packets were lost. So it knows the mass of each packet, the weight of all
  * gradients that the packet holds: 1, and after a loss 1 + share * (mass before). It divides the
@@ -117,7 +118,7 @@ void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
         for (size_t e = 0; e < count; e++) {
             float x;
             memcpy(&x, (const char *)in + (i + e) * sizeof x, sizeof x);
-            piece[e] = ln_bf16_narrow(x);
+            piece[e] = ln_bf16_keep(x);
         }
         if (comm->feedback.residual)
             memcpy(comm->feedback.residual + (size_t)v * n + i, piece, count * sizeof *piece);
@@ -127,19 +128,25 @@ void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_load(comm, v);
 }
 
+uint64_t ln_feedback_lots(const struct lossynet_comm *comm, int v) {
+    const uint64_t key = ln_mix(comm->loss.seed ^ 0x6b656570u /* "keep" */);
+    return ln_lots(ln_mix(key ^ (uint64_t)(comm->workers.first + v)), comm->feedback.step);
+}
+
 void ln_feedback_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
-                        size_t count) {
+                        size_t count, uint64_t lots, size_t offset) {
     if (arrived && !has_error) memset(residual, 0, count * sizeof *residual);
     for (size_t e = 0; !arrived && !has_error && e < count; e++)
-        residual[e] = ln_bf16_narrow(sent[e]);
+        residual[e] = ln_bf16_keep_sum(sent[e], lots, offset + e);
     for (size_t e = 0; !arrived && has_error && e < count; e++)
-        residual[e] = ln_bf16_narrow(ln_bf16_widen(residual[e]) + sent[e]);
+        residual[e] = ln_bf16_keep_sum(ln_bf16_widen(residual[e]) + sent[e], lots, offset + e);
 }
 
 /* Updates the residual of local worker v, whose packets held `vector`. */
 static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
     const struct ln_partition *partition = &comm->partition;
     uint16_t *residual = comm->feedback.residual + (size_t)v * partition->elements;
+    const uint64_t lots = ln_feedback_lots(comm, v);
     const bool has_error = ln_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;
@@ -150,7 +157,8 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
             for (size_t k = 0; k < packets; k++) {
                 size_t offset, count;
                 ln_packet_span(partition, b, owner, k, &offset, &count);
-                ln_feedback_settle(has_error, *acked++, residual + offset, vector + offset, count);
+                ln_feedback_settle(has_error, *acked++, residual + offset, vector + offset, count,
+                                   lots, offset);
             }
         }
     }
@@ -200,6 +208,7 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
 
 void ln_feedback_count(struct lossynet_comm *comm) {
     const float share = comm->feedback.share;
+    comm->feedback.step = comm->steps.step;
     ln_without_gradient(comm, comm->feedback.alone);
 #pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
@@ -218,16 +227,17 @@ void ln_feedback_count(struct lossynet_comm *comm) {
 }
 
 void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
-    /* Rounds what was sent to other ranks, too, so that vectors hold what was sent. If the caller
-     * keeps the residuals, its `keep` rounds to bf16 itself. */
-    if (comm->feedback.residual || ln_has_blocks(&comm->partition))
-        ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
+    /* Rounds what was sent to other ranks in blocks, too, so that residuals get the errors. */
+    ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         if (comm->feedback.residual && !comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
     }
     const struct lossynet_residuals *apart = &comm->feedback.apart;
-    if (apart->keep) apart->keep(apart->context, comm->arrivals.acked[LOSSYNET_GRADIENT]);
+    for (int v = 0; v < comm->workers.local && apart->keep; v++)
+        comm->resources.keys[v] = ln_feedback_lots(comm, v);
+    if (apart->keep)
+        apart->keep(apart->context, comm->arrivals.acked[LOSSYNET_GRADIENT], comm->resources.keys);
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_keep(comm, vectors);
 }

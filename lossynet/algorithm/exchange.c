@@ -104,15 +104,18 @@ static const void *payload(const struct lossynet_comm *comm, lossynet_phase phas
     if (phase == LOSSYNET_PARAMETER)
         elements = ln_sent(comm, source->ahead, source->vectors[v], v, bucket) +
                    packet * comm->partition.packet_elements;
-    if (bf16 ? !ln_has_blocks(&comm->partition) : !ln_has_bf16(&comm->partition)) return elements;
-    bool done;
-    uint8_t *rounded = place(comm, phase, v, n, bucket, packet, &done);
+    const bool as_is = bf16 ? !ln_has_blocks(&comm->partition) : !ln_has_bf16(&comm->partition);
+    bool done = false;
+    uint8_t *rounded = as_is ? NULL : place(comm, phase, v, n, bucket, packet, &done);
     const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, offset);
-    if (bf16)
+    if (bf16 && !as_is)
         ln_elements_pack_bf16(&r, rounded, elements, count);
-    else if (!done)
+    else if (!as_is && !done)
         ln_elements_pack(&r, rounded, elements, count);
-    return rounded;
+    const void *payload = as_is ? elements : rounded;
+    if (!done && !ln_elements_are_finite(comm->partition.dtype[phase], payload, count))
+        ln_not_finite_note(comm, phase, v, elements, bf16, offset, count);
+    return payload;
 }
 
 /* Adds the next packets of local worker v for a rank to spans[n], from cursor `at` on, if their
@@ -135,11 +138,15 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                 ln_tx(comm, phase, v, receiver, &all) + ln_packets_before(partition, bucket, owner);
             const uint8_t *survives = comm->arrivals.survives[phase] + first;
             const bool counts = phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on;
+            const bool kept = /* what injected loss takes joins the residual */
+                phase == LOSSYNET_GRADIENT && comm->feedback.mass && comm->steps.round == 0;
             for (; at->packet < packets; at->packet++) {
-                if (!survives[at->packet]) continue;
-                if (n == most) return n;
                 size_t offset, count;
                 ln_packet_span(partition, bucket, owner, at->packet, &offset, &count);
+                if (!survives[at->packet] && kept)
+                    ln_not_finite_look(comm, v, vector, offset, count);
+                if (!survives[at->packet]) continue;
+                if (n == most) return n;
                 assert(count > 0 && offset + count <= partition->elements);
                 spans[n] = (struct ln_span){
                     .packet = {.sender = sender,

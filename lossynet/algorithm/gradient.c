@@ -389,6 +389,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
         status = ln_retransmission_ask(comm, LOSSYNET_GRADIENT);
         if (status) break;
         fill_masks(comm, false);
+        ln_round_again(comm, vectors);
         if (!comm->transport) continue;
         ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
         ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, false);
@@ -431,8 +432,8 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     comm->steps.reducing = false;
     ln_late_note(comm);
     ln_feedback_rest(comm, vectors);
-    ln_round_others(comm, LOSSYNET_GRADIENT, vectors, false);  /* packets within this rank */
     if (comm->averaging.done == 0) fill_masks(comm, lossless); /* else reduce_arrived did it */
+    ln_round_others(comm, LOSSYNET_GRADIENT, vectors, false);  /* packets within this rank */
     const bool early = averages_early(comm, lossless);
     if (comm->transport) {
         ln_exchange_ready_all(comm, LOSSYNET_GRADIENT);
@@ -445,6 +446,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     }
     status = retransmit(comm, vectors, lossless);
     if (status) return status;
+    ln_not_finite_look_at_lost(comm, vectors);
     account(comm, lossless);
     if (!early) estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
     status = lossless ? LOSSYNET_OK : ln_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);

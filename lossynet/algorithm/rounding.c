@@ -38,7 +38,25 @@ static void round_with_error(const struct ln_rounding *r, float *x, uint16_t *re
         count = n - i < PIECE ? n - i : PIECE;
         memcpy(before, x + i, count * sizeof *before);
         ln_elements_copy(&of_piece, x + i, before, count);
-        for (size_t e = 0; e < count; e++) residual[i + e] = ln_bf16_narrow(before[e] - x[i + e]);
+        for (size_t e = 0; e < count; e++)
+            residual[i + e] = ln_is_sound(before[e]) ? ln_bf16_keep(before[e] - x[i + e]) : 0;
+    }
+}
+
+/* With bfloat16 and error feedback, only what arrived is rounded, unless a device does it. The residual
+ * takes the rest as it is, and rounds it itself (error_feedback.c). */
+static bool rounds_arrived(const struct lossynet_comm *comm, lossynet_phase phase) {
+    return phase == LOSSYNET_GRADIENT && comm->feedback.mass && !ln_has_blocks(&comm->partition) &&
+           !comm->resources.memory.round;
+}
+
+/* Rounds the packets of a shard that arrived. */
+static void round_packets(const struct ln_rounding *r, float *shard, const uint8_t *arrived,
+                          size_t count, size_t packet) {
+    for (size_t k = 0; k * packet < count; k++) {
+        float *x = shard + k * packet;
+        const size_t left = count - k * packet;
+        if (arrived[k]) ln_elements_copy(r, x, x, left < packet ? left : packet);
     }
 }
 
@@ -51,6 +69,11 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     /* A worker that leaves a replayed step out keeps its residual as it is. */
     uint16_t *residual =
         phase == LOSSYNET_GRADIENT && part.takes_part ? ln_feedback_error(comm, v) : NULL;
+    const bool some = rounds_arrived(comm, phase);
+    size_t n;
+    const uint8_t *arrived =
+        some ? ln_arrived(comm, phase, owner - comm->workers.first, comm->workers.first + v, &n)
+             : NULL;
     for (int b = 0; b < partition->buckets; b++) {
         size_t offset, count;
         ln_shard_span(partition, owner, b, &offset, &count);
@@ -58,6 +81,11 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
         const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, offset);
         if (comm->resources.bf16) {
             ln_elements_round_bf16(&r, ln_element(comm, vector, offset), count);
+            continue;
+        }
+        if (some) {
+            round_packets(&r, shard, arrived, count, partition->packet_elements);
+            arrived += ln_shard_packets(partition, b, owner);
             continue;
         }
         if (residual)
@@ -88,7 +116,7 @@ static void round_there(const struct lossynet_comm *comm, lossynet_phase phase,
 
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                      bool remote) {
-    if (!ln_rounds_vectors(comm)) return;
+    if (!ln_rounds_vectors(comm) || (remote && rounds_arrived(comm, phase))) return;
     const bool apart =
         phase == LOSSYNET_GRADIENT && ln_has_blocks(&comm->partition) && comm->feedback.apart.round;
     if (!remote) round_there(comm, phase, vectors);
@@ -103,6 +131,11 @@ void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, flo
             round_shards(comm, phase, v, vectors[v], owner);
         }
     }
+}
+
+void ln_round_again(const struct lossynet_comm *comm, float *const *vectors) {
+    if (rounds_arrived(comm, LOSSYNET_GRADIENT))
+        ln_round_others(comm, LOSSYNET_GRADIENT, vectors, false);
 }
 
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors) {

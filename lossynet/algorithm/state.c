@@ -15,6 +15,7 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { STATE_VERSION = 1 };
@@ -156,6 +157,21 @@ void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out
         save_worker(comm, worker - comm->workers.first, (char *)out);
 }
 
+/* Whether n floats or doubles (`wide`) are finite and, with `counts`, not negative. Bytes need not be
+ * aligned. */
+static bool are_sound(const char *bytes, size_t n, bool wide, bool counts) {
+    for (size_t i = 0; i < n; i++) {
+        double x;
+        float narrow;
+        if (wide)
+            memcpy(&x, bytes + i * sizeof x, sizeof x);
+        else
+            memcpy(&narrow, bytes + i * sizeof narrow, sizeof narrow), x = (double)narrow;
+        if (!isfinite(x) || (counts && x < 0)) return false;
+    }
+    return true;
+}
+
 static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t count) {
     const bool early = count == early_common_bytes(comm);
     struct ln_drift_state *drift = &comm->drift;
@@ -165,9 +181,12 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t co
     const char *start = bytes;
     memcpy(&state, bytes, sizeof state);
     if (state.fingerprint != fingerprint(comm, LOSSYNET_ALL_WORKERS)) return false;
-    drift->measured = state.measured;
     bytes += sizeof state;
     const char *tail = bytes + drift_floats(comm) * sizeof(float);
+    if (!are_sound(bytes, drift_floats(comm), false, false) ||
+        (!early && !are_sound(tail, sizeof comm->lead.sums / sizeof(double), true, false)))
+        return false;
+    drift->measured = state.measured;
     if (!early) memcpy(&comm->lead.sums, tail, sizeof comm->lead.sums);
     if (count >= sent)
         memcpy(&comm->retransmission.sums, tail + sizeof comm->lead.sums + n * sizeof(float),
@@ -201,6 +220,12 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
     memcpy(&state, bytes, sizeof state);
     if (state.fingerprint != fingerprint(comm, comm->workers.first + v)) return false;
     if (!own_packets_are_fresh(comm, comm->workers.first + v, ages)) return false;
+    const char *residual = ages + comm->partition.packets * sizeof *comm->arrivals.age;
+    if (!are_sound((const char *)&state.history, 2, true, true) ||
+        (comm->feedback.mass &&
+         !are_sound(residual + residual_bytes(comm),
+                    mass_bytes(comm, comm->workers.first + v) / sizeof(float), false, true)))
+        return false;
     comm->averaging.history[v] = state.history;
     comm->stats.totals[v] = state.total;
     for (int phase = 0; phase < 2;

@@ -15,7 +15,7 @@ void ln_aside_open(struct lossynet_comm *comm) {
     struct ln_aside *aside = &comm->stats.aside;
     aside->room = sizeof(struct lossynet_counters) + sizeof(struct ln_ages) +
                   (size_t)comm->drift.samples * (sizeof(float) + ln_has_blocks(&comm->partition)) +
-                  LOSSYNET_ASIDE_BYTES;
+                  sizeof(uint64_t) /* not_finite.c */ + LOSSYNET_ASIDE_BYTES;
     if (comm->world.ranks == 1) return;
     COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->workers.local);
     COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers.count);
@@ -120,14 +120,16 @@ lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
                                size_t bytes) {
     const size_t part = bytes * (size_t)comm->workers.local;
-    if (!comm->steps.skips) return lossynet_all_gather(comm, mine, all, bytes);
+    lossynet_status status = ln_not_finite_tell(comm);
+    if (status || !comm->steps.skips)
+        return status ? status : lossynet_all_gather(comm, mine, all, bytes);
     if (!fits(comm, part)) {
         ln_log_at(&comm->resources.log,
                   "a pulse of %zu bytes for each worker: expected at most %d beside the report",
                   bytes, LOSSYNET_ASIDE_BYTES);
         return LOSSYNET_INVALID;
     }
-    lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
+    status = lossynet_all_gather_aside(comm, mine, all, bytes);
     return status ? status : exchange_aside(comm, true);
 }
 

@@ -72,6 +72,7 @@ static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
 }
 
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
+    ln_not_finite_log(comm);
     comm->steps.step = step;
     comm->steps.current = !comm->steps.current;
     if (comm->transport) ln_transport_set_step(comm->transport, step);

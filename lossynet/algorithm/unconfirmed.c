@@ -127,6 +127,8 @@ struct packet {                 /* one packet of a link */
     size_t count;
     uint8_t *held, *held_apart; /* gradients in `residual`, in `apart` */
     bool has_error;             /* the residual holds what rounding took away (error_feedback.c) */
+    uint64_t lots;              /* ln_feedback_lots */
+    size_t offset;              /* of its first element in the vector */
 };
 
 static void forget(const struct packet *p) {
@@ -136,19 +138,19 @@ static void forget(const struct packet *p) {
 
 /* The packet has arrived, or `apart` holds it: the residual no longer holds its gradients. */
 static void leave(const struct packet *p) {
-    ln_feedback_settle(p->has_error, true, p->residual, p->sent, p->count);
+    ln_feedback_settle(p->has_error, true, p->residual, p->sent, p->count, p->lots, p->offset);
     *p->held = 0;
 }
 
 /* The packet has certainly not arrived: the residual keeps its n gradients. */
 static void keep(const struct packet *p, unsigned n) {
-    ln_feedback_settle(p->has_error, false, p->residual, p->sent, p->count);
+    ln_feedback_settle(p->has_error, false, p->residual, p->sent, p->count, p->lots, p->offset);
     *p->held = (uint8_t)n;
     if (n > MOST) forget(p);
 }
 
 static void put_apart(const struct packet *p, unsigned n) {
-    for (size_t e = 0; e < p->count; e++) p->apart[e] = ln_bf16_narrow(p->sent[e]);
+    ln_feedback_settle(false, false, p->apart, p->sent, p->count, p->lots, p->offset);
     *p->held_apart = (uint8_t)(n < MOST ? n : MOST);
     leave(p);
 }
@@ -157,9 +159,12 @@ static void put_apart(const struct packet *p, unsigned n) {
 static void join(const struct packet *p, float share) {
     float weight = 1;
     for (int i = 0; i < *p->held; i++) weight *= share;
-    for (size_t e = 0; e < p->count; e++)
+    const uint64_t others = ~p->lots; /* `keep` has just used these */
+    for (size_t e = 0; e < p->count; e++) {
+        const float late = weight * ln_bf16_widen(p->apart[e]);
         p->residual[e] =
-            ln_bf16_narrow(ln_bf16_widen(p->residual[e]) + weight * ln_bf16_widen(p->apart[e]));
+            ln_bf16_keep_sum(ln_bf16_widen(p->residual[e]) + late, others, p->offset + e);
+    }
     const unsigned n = (unsigned)*p->held + *p->held_apart;
     *p->held = (uint8_t)n;
     if (n > MOST) forget(p);
@@ -185,7 +190,9 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
                                      .count = count,
                                      .held = &u->held[at],
                                      .held_apart = &u->held_apart[at],
-                                     .has_error = ln_has_blocks(partition)};
+                                     .has_error = ln_has_blocks(partition),
+                                     .lots = ln_feedback_lots(comm, v),
+                                     .offset = offset};
             const unsigned sent = gradients(comm, v, at);
             any |= sent > 0;
             if (!before && !told)

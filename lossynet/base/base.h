@@ -76,6 +76,13 @@ static inline uint64_t ln_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
+/* Returns 32 well-mixed bits of x (lowbias32, Wellons 2018). */
+static inline uint32_t ln_mix32(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
 /* Returns random bits of the operating system, different in every call (random.c). */
 uint64_t ln_random(void);
 
@@ -96,6 +103,35 @@ static inline uint16_t ln_bf16_narrow(float x) {
     const uint32_t even = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
     const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
     return (uint16_t)((is_nan ? quiet : even) >> 16);
+}
+
+/* Whether one can compute with x: it is not NaN or infinite, and below 2^63 in size. Receivers refuse
+ * numbers from 2^64 on (elements.c). Half of it leaves room for what rounding adds. */
+static inline bool ln_is_sound(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & 0x7fffffff) < (uint32_t)(127 + 63) << 23;
+}
+
+/* What of x a residual keeps: rounded to nearest, or 0 if x is not sound. */
+static inline uint16_t ln_bf16_keep(float x) {
+    return ln_is_sound(x) ? ln_bf16_narrow(x) : 0;
+}
+
+/* The same for a sum that grows over many steps, rounded up or down at random. To nearest, all that is
+ * less than 2^-9 of the sum would be lost. For element e of a vector; `lots` is made for the vector and
+ * the step by ln_lots. From step to step an element's random number advances by the golden ratio. So
+ * errors of many steps cancel, where independent ones would add up. */
+static inline uint16_t ln_bf16_keep_sum(float x, uint64_t lots, size_t e) {
+    const uint32_t lot = ln_mix32((uint32_t)lots + (uint32_t)e) + (uint32_t)(lots >> 32);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return ln_is_sound(x) ? (uint16_t)((bits + (lot >> 16)) >> 16) : 0;
+}
+
+/* key: of the vector, the same in all steps */
+static inline uint64_t ln_lots(uint64_t key, uint64_t step) {
+    return (uint64_t)((uint32_t)step * 0x9e3779b9u) << 32 | (uint32_t)ln_mix(key);
 }
 
 static inline float ln_bf16_widen(uint16_t upper) {

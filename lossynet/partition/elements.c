@@ -98,20 +98,13 @@ static uint8_t scale_of(const float x[BLOCK], int bits) {
     return (uint8_t)(scale < SCALE_LEAST ? SCALE_LEAST : scale);
 }
 
-/* 32 well-mixed bits (lowbias32, Wellons 2018). */
-static uint32_t mix32(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-
 /* Adds a random number from 0 to 1 to each element, in units, and rounds down. The number lies
  * halfway between two multiples of 2^-16. So its sum with an integer is exact, multiples of the
  * unit do not change, and elements are not rounded down more often than up. */
 static void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse, uint64_t key) {
     const uint32_t lot = (uint32_t)ln_mix(key);
     for (uint32_t i = 0; i < BLOCK; i++) {
-        const uint32_t random = mix32(lot + i) >> 16;
+        const uint32_t random = ln_mix32(lot + i) >> 16;
         const float up = ((float)(int32_t)random + 0.5f) * 0x1p-16f;
         const float sum = x[i] * inverse + up;
         const int32_t cut = (int32_t)sum;

@@ -276,7 +276,9 @@ static void check_keep(struct net *net, enum backend_lost how) {
     const struct backend *b = subject.backend;
     struct array residual[WORKERS];
     uint16_t *there[WORKERS];
+    uint64_t lots[WORKERS];
     for (int w = 0; w < WORKERS; w++) {
+        lots[w] = ln_lots((uint64_t)w, 7);
         for (size_t j = 0; j < ROOM; j++) net->x[w][j] = (float)random_uniform();
         b->upload(net->there[w], net->x[w], ROOM * sizeof(float));
         residual[w] = array_random(ROOM, 1, BFLOAT16);
@@ -288,11 +290,12 @@ static void check_keep(struct net *net, enum backend_lost how) {
                 const float before = (float)residual[w].reference[j];
                 const float sent = how == LOST_ADDED ? before + net->x[w][j] : net->x[w][j];
                 const float kept = how == LOST_ADDED ? before : 0;
-                residual[w].reference[j] = arrived ? kept : rounded_reference(sent);
+                residual[w].reference[j] =
+                    arrived ? kept : ln_bf16_widen(ln_bf16_keep_sum(sent, lots[w], j));
             }
         }
     }
-    b->exchange_keep(&net->e, there, net->there, net->arrived, how);
+    b->exchange_keep(&net->e, there, net->there, net->arrived, how, lots);
     for (int w = 0; w < WORKERS; w++) {
         assert_close(&residual[w], "exchange_keep", 0, 0);
         array_free(&residual[w]);

@@ -127,15 +127,15 @@ static inline void elsewhere_round_residuals(void *context, int bits, const uint
 }
 
 /* With blocks, whose error the residual holds already. */
-static inline void elsewhere_keep(void *context, const uint8_t *arrived) {
+static inline void elsewhere_keep(void *context, const uint8_t *arrived, const uint64_t *lots) {
     const struct elsewhere *e = (const struct elsewhere *)context;
     for (int w = 0; w < e->workers; w++)
         for (size_t k = 0; k < e->packets; k++) {
             const struct lossynet_packet_place *p = &e->packet[k];
             if (!elsewhere_takes(e, w, k) || arrived[(size_t)w * e->packets + k]) continue;
             for (size_t j = p->element; j < p->element + p->count; j++)
-                e->residual[w][j] =
-                    ln_bf16_narrow(ln_bf16_widen(e->residual[w][j]) + e->vectors[w][j]);
+                e->residual[w][j] = ln_bf16_keep_sum(
+                    ln_bf16_widen(e->residual[w][j]) + e->vectors[w][j], lots[w], j);
         }
 }
 

@@ -217,9 +217,9 @@ static int nap(int rank, int peer, const uint8_t *datagram, size_t bytes) {
 }
 
 /* What so many ranks compute; it must be the same in each of them. */
-static uint64_t digest_of(int ranks, ln_link_open open, bool hurry,
-                          const struct lossynet_settings *settings,
-                          void (*work)(struct rank *, struct lossynet_comm *)) {
+static inline uint64_t digest_of(int ranks, ln_link_open open, bool hurry,
+                                 const struct lossynet_settings *settings,
+                                 void (*work)(struct rank *, struct lossynet_comm *)) {
     struct rank rank[RANKS];
     office_open(-1);
     run_ranks(ranks, settings, open, work, rank, hurry ? nap : NULL);

@@ -117,6 +117,7 @@ static void every_name_has_a_value(void **state) {
     assert_true(names > 20);
     assert_null(lossynet_named_name(-1));
     assert_int_equal(lossynet_struct_bytes("drift"), sizeof(struct lossynet_drift));
+    assert_int_equal(lossynet_struct_bytes("not_finite"), sizeof(struct lossynet_not_finite));
     assert_int_equal(lossynet_struct_bytes("settings"), 0);
 }
 

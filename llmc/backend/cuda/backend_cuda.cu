@@ -657,13 +657,16 @@ static void exchange_copy(const struct backend_exchange *e, float *const *vector
 }
 
 static void exchange_keep(const struct backend_exchange *e, uint16_t *const *residual,
-                          float *const *vector, const uint8_t *arrived, enum backend_lost how) {
+                          float *const *vector, const uint8_t *arrived, enum backend_lost how,
+                          const uint64_t *lots) {
     device_scope scope;
     const size_t V = (size_t)e->workers;
-    arguments list(2 * V * sizeof *vector + marks_of(e));
+    arguments list(V * (2 * sizeof *vector + sizeof *lots) + marks_of(e));
     float *const *vectors = list.add(vector, V);
     bfloat16 *const *residuals = (bfloat16 *const *)list.add(residual, V);
-    cuda_exchange_keep(e, residuals, vectors, list.add(arrived, marks_of(e)), how, device_stream());
+    const uint64_t *numbers = list.add(lots, V);
+    cuda_exchange_keep(e, residuals, vectors, list.add(arrived, marks_of(e)), how, numbers,
+                       device_stream());
 }
 
 static void add_residual(float *vector, const uint16_t *residual, float share, size_t n) {

@@ -100,6 +100,11 @@ static __device__ inline uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
+/* ln_is_sound (base.h) */
+static __device__ inline bool is_sound(float x) {
+    return (bits_of(x) & 0x7fffffff) < (uint32_t)(127 + 63) << 23;
+}
+
 /* A warp rounds one block: each lane passes its element x, or 0 past the end. Magnitudes are in the
  * order of their bits, so that one instruction (redux.sync) finds the largest. */
 static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits, bool random,
@@ -127,7 +132,8 @@ static __device__ inline void round_elements(float *to, bfloat16 *error, const f
         const float x = i < n ? from[i] : 0;
         const float y = rounded_in_block(x, lane, bits, random, key + block);
         if (i < n) to[i] = y;
-        if (error && i < n) error[i] = from_float<bfloat16>(x - y);
+        const bool keeps = is_sound(x) && is_sound(x - y);
+        if (error && i < n) error[i] = from_float<bfloat16>(keeps ? x - y : 0);
     }
 }
 
@@ -200,34 +206,45 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     }
 }
 
-/* W elements of a residual: 0 where the packet arrived, elsewhere the vector. With LOST_ADDED the residual
+/* A float whose bfloat16 is ln_bf16_keep_sum (base.h). */
+static __device__ inline float kept_sum(float x, uint64_t lots, size_t e) {
+    const uint32_t lot = mix32((uint32_t)lots + (uint32_t)e) + (uint32_t)(lots >> 32);
+    const uint32_t bits = bits_of(x) + (lot >> 16);
+    return is_sound(x) ? of_bits(bits & 0xffff0000) : 0;
+}
+
+/* W elements of a residual, from element e of the vector on: 0 where the packet arrived, elsewhere the vector. With LOST_ADDED the residual
  * stays where the packet arrived, and the vector is added to it elsewhere. */
 template <int W, enum backend_lost how>
-static __device__ inline void keep_elements(bfloat16 *residual, const float *vector, bool lost) {
+static __device__ inline void keep_elements(bfloat16 *residual, const float *vector, bool lost,
+                                            uint64_t lots, size_t e) {
     float x[W] = {}, before[W] = {};
     if (lost) load(x, vector);
     if (how == LOST_ADDED) load(before, residual);
-    for (int j = 0; j < W && how == LOST_ADDED; j++) x[j] = before[j] + x[j];
+    for (int j = 0; j < W; j++)
+        x[j] = kept_sum(how == LOST_ADDED ? before[j] + x[j] : x[j], lots, e + j);
     store(residual, x);
 }
 
 template <enum backend_lost how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
     exchange_keep_kernel(struct backend_exchange e, bfloat16 *const *residual, float *const *vector,
-                         const uint8_t *arrived) {
+                         const uint8_t *arrived, const uint64_t *lots) {
     const size_t items = exchange_items(e);
     for (size_t i = blockIdx.x; i < items; i += gridDim.x) {
         const struct exchange_item it = exchange_item_of(e, i);
         if (!it.takes) continue;
+        const uint64_t lot = lots[it.worker];
+        const size_t first = it.packet.element;
         const bool lost = !arrived[it.mark];
         if (how == LOST_ADDED && !lost) continue;
         bfloat16 *kept = residual[it.worker] + it.packet.element;
         const float *sent = vector[it.worker] + it.packet.element;
         const uint32_t n = it.packet.count, whole = wide_accesses(kept, sent) ? n / 8 * 8 : 0;
         for (uint32_t j = threadIdx.x * 8; j < whole; j += blockDim.x * 8)
-            keep_elements<8, how>(kept + j, sent + j, lost);
+            keep_elements<8, how>(kept + j, sent + j, lost, lot, first + j);
         for (uint32_t j = whole + threadIdx.x; j < n; j += blockDim.x)
-            keep_elements<1, how>(kept + j, sent + j, lost);
+            keep_elements<1, how>(kept + j, sent + j, lost, lot, first + j);
     }
 }
 
@@ -315,10 +332,11 @@ static inline void cuda_exchange_average(const struct backend_exchange *e, float
 
 static inline void cuda_exchange_keep(const struct backend_exchange *e, bfloat16 *const *residual,
                                       float *const *vector, const uint8_t *arrived,
-                                      enum backend_lost how, cudaStream_t stream) {
+                                      enum backend_lost how, const uint64_t *lots,
+                                      cudaStream_t stream) {
     launch(how == LOST_ADDED ? exchange_keep_kernel<LOST_ADDED> : exchange_keep_kernel<LOST_ALONE>,
            exchange_grid((size_t)e->packets * (size_t)e->workers), dim3(EXCHANGE_THREADS), 0,
-           stream, *e, residual, vector, arrived);
+           stream, *e, residual, vector, arrived, lots);
 }
 
 /* vector[j] += share * residual[j], j < n */

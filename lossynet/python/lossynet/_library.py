@@ -9,7 +9,7 @@ import ctypes
 import logging
 import os
 import pathlib
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 LOGGER = logging.getLogger("lossynet")
 LAGS, AGES = 16, 8
@@ -43,6 +43,11 @@ class Drift(ctypes.Structure):
                 ("expected_pair", c_double), ("expected_owner", c_double), ("paper_pair", c_double),
                 ("lead", c_double), ("lag", c_double), ("mean_age", c_double), ("max_age", c_uint32),
                 ("age_share", c_double * AGES)]
+
+
+class NotFinite(ctypes.Structure):
+    """struct lossynet_not_finite."""
+    _fields_ = [("workers", c_int), ("worker", c_int), ("phase", c_int), ("element", c_uint64), ("value", c_float)]
 
 
 _VECTORS = POINTER(c_void_p)
@@ -89,6 +94,7 @@ _OTHER_FUNCTIONS = {
     "broadcast_ahead": (None, c_void_p, _VECTORS, c_double),
     "error_feedback_share": (None, c_void_p, c_double),
     "lead": (c_double, c_void_p),
+    "is_not_finite": (c_bool, c_void_p, POINTER(NotFinite)),
     "state_bytes": (c_size_t, c_void_p, c_int),
     "state_save": (None, c_void_p, c_int, c_void_p),
     "state_load": (c_bool, c_void_p, c_int, c_void_p, c_size_t),
@@ -117,7 +123,7 @@ def _load() -> ctypes.CDLL:
     for name, (result, *arguments) in _OTHER_FUNCTIONS.items():
         function = getattr(library, f"lossynet_{name}")
         function.restype, function.argtypes = result, arguments
-    for name, ours in (("world", World), ("counters", Counters), ("drift", Drift)):
+    for name, ours in (("world", World), ("counters", Counters), ("drift", Drift), ("not_finite", NotFinite)):
         size = library.lossynet_struct_bytes(name.encode())
         if size != ctypes.sizeof(ours):
             raise ImportError(f"{path}: struct lossynet_{name} has {size} bytes, expected "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._library import EVENT_NAMES, Counters, Drift, LossynetError, World, call, get, tell
+from ._library import EVENT_NAMES, Counters, Drift, LossynetError, NotFinite, World, call, get, tell
 
 GRADIENT, PARAMETER = 0, 1  # the phases of a step
 _ALL_WORKERS = -1
@@ -289,6 +289,17 @@ class Comm:
     def pulse(self, mine: np.ndarray) -> np.ndarray:
         """The all_gather that a step makes once; it carries the step's measurements. Collective."""
         return self._gather("pulse", mine)
+
+    def not_finite(self) -> str | None:
+        """What the last pulse told of numbers that no receiver takes, the same on every rank: the first rank that
+        has one in what it sends (its gradient, or the parameters that it owns), and where. None: there is none.
+        Such a step should be made without an update; the next one goes on."""
+        found = NotFinite()
+        if not get("is_not_finite", self._comm, found):
+            return None
+        what = "parameters" if found.phase == PARAMETER else "gradient"
+        others = f", and {found.workers - 1} other ranks have such numbers" if found.workers > 1 else ""
+        return f"the {what} of rank {found.worker} is {found.value:g} in element {found.element}{others}"
 
     def _gather(self, name: str, mine: np.ndarray) -> np.ndarray:
         mine = np.ascontiguousarray(mine)
