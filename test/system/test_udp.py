@@ -340,7 +340,7 @@ torch.manual_seed(rank)
 model = torch.nn.Sequential(torch.nn.Linear(200, 400, bias=False), torch.nn.Linear(400, 100, bias=False))
 optimizer = lossynet.torch.ShardedOptimizer(
     model.parameters(), torch.optim.AdamW, lr=1e-3, rank=rank, ranks=4, address=sys.argv[1], interface="eth0",
-    packet_bytes=1440, peer_timeout=60, buckets=[[parameter] for parameter in reversed(list(model.parameters()))])
+    packet_bytes=1440, peer_timeout=60, wire_dtype="auto", buckets=[[parameter] for parameter in reversed(list(model.parameters()))])
 steps = []
 for step in range(40):
     model(torch.randn(4, 200)).square().mean().backward()

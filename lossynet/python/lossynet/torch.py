@@ -82,6 +82,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     bucket in 2^20 bytes of float32. ``buckets``: instead, lists of parameters in the order in which backward
     finishes them. ``overlap``: parameters arrive during the next forward pass. ``rank``, ``ranks``, ``address``,
     ``timeout`` and the trainer's options (``loss_rate``, ``wire_dtype``, ``carry``, ...): see ``lossynet.Comm``.
+    ``wire_dtype`` is float32 where no loss is asked for, so that nothing is rounded; ``"auto"`` is the trainer's.
 
     At construction all ranks take rank 0's values. ``step()`` also does zero_grad(). A parameter without a
     gradient at any rank is left alone, as PyTorch does. LR schedulers see ``param_groups`` as usual. Raises
@@ -98,6 +99,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             model, params = params, params.named_parameters()
         super().__init__(params, {})
         given = {name: keywords.pop(name) for name in options() if name in keywords}
+        if not given.get("loss_rate") and not given.get("loss_at"):
+            given.setdefault("wire_dtype", "float32")  # a script that loses nothing gets DDP's numbers
         self.clip, self._overlap, self._sync, self._late = clip, overlap, True, False
         every = [p for group in self.param_groups for p in group["params"]]
         if any(id(p) in _touch.OWNERS for p in every):
