@@ -144,6 +144,22 @@ def scaled_by_grad_scaler(model, inner, optimizer, rank):
 
 
 @with_net()
+def scaled_and_infinite(model, _inner, optimizer, rank):
+    """One element of one rank's gradient, which the other owns: all ranks leave the step out."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = loss_of(model, step, rank)
+        inner = model.module if isinstance(model, DDP) else model
+        for layer, owner in ((inner[0], 1), (inner[4], 0)):
+            if step == 1 + owner and rank == owner:
+                loss = loss + float("inf") * layer.weight[0, 0]
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@with_net()
 def sharpness_aware(model, inner, optimizer, rank):
     for step in range(4):
         loss_of(model, step, rank).backward()
@@ -468,7 +484,7 @@ TABLE = {
     "p.grad.numpy()": changes_gradients(write_through_numpy), "p.grad on rank 0": changes_gradients(on_rank_0),
     "clip_grad_norm_": changes_gradients(lambda inner, _: nn.utils.clip_grad_norm_(inner.parameters(), 0.05)),
     "clip_grad_value_": changes_gradients(lambda inner, _: nn.utils.clip_grad_value_(inner.parameters(), 0.003)),
-    "GradScaler": scaled_by_grad_scaler, "SAM": sharpness_aware,
+    "GradScaler": scaled_by_grad_scaler, "GradScaler, inf": scaled_and_infinite, "SAM": sharpness_aware,
     "skipped batches": skipped_batches,
     "no no_sync": added_up, "step() twice": stepped_twice, "EMA and copies": average_of_weights,
     "p.data.clamp_": clamped_weights, "views kept": views_that_were_kept,

@@ -49,6 +49,11 @@ class NotFinite(ctypes.Structure):
     """struct lossynet_not_finite."""
     _fields_ = [("workers", c_int), ("worker", c_int), ("phase", c_int), ("element", c_uint64), ("value", c_float)]
 
+    def __str__(self) -> str:
+        others = f", and {self.workers - 1} other ranks have such numbers" if self.workers > 1 else ""
+        return f"the {'parameters' if self.phase else 'gradient'} of rank {self.worker} is {self.value:g} in element " \
+               f"{self.element}{others}"
+
 
 _VECTORS = POINTER(c_void_p)
 _LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)

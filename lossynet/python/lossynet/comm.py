@@ -290,16 +290,12 @@ class Comm:
         """The all_gather that a step makes once; it carries the step's measurements. Collective."""
         return self._gather("pulse", mine)
 
-    def not_finite(self) -> str | None:
+    def not_finite(self) -> NotFinite | None:
         """What the last pulse told of numbers that no receiver takes, the same on every rank: the first rank that
         has one in what it sends (its gradient, or the parameters that it owns), and where. None: there is none.
         Such a step should be made without an update; the next one goes on."""
         found = NotFinite()
-        if not get("is_not_finite", self._comm, found):
-            return None
-        what = "parameters" if found.phase == PARAMETER else "gradient"
-        others = f", and {found.workers - 1} other ranks have such numbers" if found.workers > 1 else ""
-        return f"the {what} of rank {found.worker} is {found.value:g} in element {found.element}{others}"
+        return found if get("is_not_finite", self._comm, found) else None
 
     def _gather(self, name: str, mine: np.ndarray) -> np.ndarray:
         mine = np.ascontiguousarray(mine)

@@ -34,7 +34,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from . import _model, _state, _touch
-from ._library import LossynetError, get
+from ._library import LossynetError, NotFinite, get
 from .comm import Comm, Place, meet, options
 
 
@@ -135,6 +135,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._averaged = False  # gradients are the average of all ranks
         self._events: dict[int, torch.cuda.Event] = {}  # of buckets: the copy from a GPU is complete
         self._norm, self._report = 0.0, {}
+        self._not_finite: NotFinite | None = None  # what no receiver took in this step
         self._next = 0  # the first bucket that has not been sent in this step
         self._witness: _Entry | None = None  # whose gradient was the first to become final
         self._of_bucket: list[list[_Entry]] = [[] for _ in sizes]
@@ -373,10 +374,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         norm = math.sqrt(every["squares"].sum())
         used = every["used"].any(axis=0)
         self._forget_gradients()
-        if used.any() and not math.isfinite(norm):
-            raise FloatingPointError(f"lossynet: step {self._steps}: the gradient's norm is {norm}: expected a finite "
-                                     "one; the parameters are those of the step before; a "
-                                     "loop that catches this on every rank can go on")
+        if used.any() and (self._not_finite or not math.isfinite(norm)):
+            raise FloatingPointError(f"lossynet: step {self._steps}: {self._not_finite or f'the norm is {norm}'}: "
+                                     "expected finite gradients; the parameters are those of the step before; a loop "
+                                     "that catches this on every rank can go on")
         self._norm = norm
         self._adopt()
         self._update(norm, used)
@@ -460,6 +461,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self.comm.report_begin(self._steps - 1, self._values)
         self._together(why, self.comm.reduce, self._gradients)
         every = self._read(self._together(why, self.comm.pulse, self._record(why)))
+        self._not_finite = self.comm.not_finite()
         if self._broadcasting:
             self._keep_report(self.comm.report_end())
         self._begun = self._broadcasting = False
@@ -500,6 +502,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _share_gradients(self, every: dict[str, np.ndarray]) -> None:
         fresh = torch.empty_like(self._gradients)
         self.comm.gather_fresh(self._gradients, fresh)
+        if self._not_finite and not self._not_finite.phase:
+            fresh[self._not_finite.element] = self._not_finite.value  # its owner has not received it
         for entry, used in zip(self._entries, every["used"].any(axis=0)):
             if used:
                 gradient = fresh[entry.place].view(entry.parameter.shape)
