@@ -118,9 +118,8 @@ static void count(struct lossynet_comm *comm, int v) {
 /* Copies packets between workers of the rank. The outer loop is over owners: all receivers read one
  * owner's shards while these are in the cache. */
 static void copy_local(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-    const int threads =
-        comm->resources.memory.broadcast ? ln_threads_for_marks(comm) : comm->resources.threads;
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) num_threads(                                 \
+    comm->resources.memory.broadcast ? ln_threads_for_marks(comm) : comm->resources.threads)
     for (int s = 0; s < comm->workers.local; s++) {
         for (int v = 0; v < comm->workers.local; v++) {
             int owner = comm->workers.first + s, to = comm->workers.first + v;
