@@ -181,11 +181,13 @@ void test_exchange_copy(void **state) {
     }
 }
 
-/* What rounding took away of a packet; the residual is bfloat16. */
+/* What rounding took away of a packet; the residual is bfloat16. It keeps nothing that a receiver
+ * refuses: NaN, and magnitudes from 2^63 on. */
 static void check_error(const uint16_t *error, const float *got, const float *from, uint32_t n) {
     for (uint32_t j = 0; j < n; j++) {
         const float exact = from[j] - got[j], kept = ln_bf16_widen(error[j]);
-        if (isnan(exact) ? !isnan(kept) : kept != rounded_reference(exact))
+        const bool sound = fabsf(from[j]) < 0x1p63f && fabsf(exact) < 0x1p63f;
+        if (kept != (sound ? rounded_reference(exact) : 0))
             fail_msg("%a becomes %a, its residual %a", (double)from[j], (double)got[j],
                      (double)kept);
     }

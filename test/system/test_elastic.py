@@ -278,7 +278,7 @@ def test_the_global_batch_stays(ranks, data, tmp_path, etcd):
 
 def test_the_global_batch_is_the_mean_over_it(ranks, data, tmp_path):
     """A third worker joins. Then 2, 1 and 1 micro-batches give the same losses as four of one worker."""
-    common = {"loss_rate": 0, "lead": "off", "lr_final": 1}
+    common = {"loss_rate": 0, "lead": "off", "lr_final": 1, "wire_dtype": "float32"}
     run2 = ranks(2, micro_batches=2, meet_keep="global-batch", peer_timeout=60, **common)
     run2.wait_steps(3)
     run2.start()

@@ -31,7 +31,8 @@ def compiler_of(name):
     """The compiler and flags of a C file. Tests are compiled sooner, but for the references that compute much."""
     if not name.startswith("test/"):
         return CC
-    return [*(word for word in CC if word not in OPTIMISE), "-O3" if "/operators" in name else "-O1"]
+    return [*(word for word in CC if word not in OPTIMISE), "-O3" if "/operators" in name else "-O1",
+            "-Wno-deprecated-declarations"]
 
 
 def find_nvcc(root="/usr/local"):
@@ -111,7 +112,7 @@ def commands(build, nvcc):
         own = [f"{folder}/{pathlib.Path(program).name}"]
         if program.startswith("test/"):
             own += [f"test/llmc/operators{part}"
-                    for part in ("", "_arrays", "_bits", "_device", "_vectors")]
+                    for part in ("", "_arrays", "_bits", "_device", "_exchange", "_vectors")]
         objects = [add(compiler_of(name), f"{name}.c", name, to_all=False) for name in own]
         linked[f"{build}/{program}"] = [*link, *objects, *shared, *libraries, "-o",
                                         f"{build}/{program}"]
