@@ -203,7 +203,8 @@ static void test_point_of_evaluation(void **state) {
         struct walk k = {.workers = 8, .p = 0.2, .beta = 1, .carry = carry};
         const double late = 7.0 / 8 * 0.25 * (carry ? 2 : 1);
         struct average a = average_of(&k);
-        within("gradients behind, no lead", &k, a.gradients_behind, late, carry ? 0.05 : 0.01);
+        /* what is carried is bfloat16, rounded at random */
+        within("gradients behind, no lead", &k, a.gradients_behind, late, carry ? 0.08 : 0.01);
         k.lead = -1;
         a = average_of(&k);
         print_message(
