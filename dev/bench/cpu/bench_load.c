@@ -17,6 +17,7 @@
 #include "llmc/checkpoint/safetensors.h"
 
 #include <omp.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +43,12 @@ static int write_file(const char *path, const struct named_tensor *tensors, size
         list[n].shape[0] = tensors[i].shape[0];
         list[n].shape[1] = tensors[i].shape[1];
         list[n].dtype = dtype;
-        list[n++].data =
-            tensors[i].data; /* for BF16 the first half of it: what it is does not matter */
+        /* For BF16 the first half of it, so that both halves of a float must be finite numbers. */
+        uint32_t *bits = (uint32_t *)tensors[i].data;
+        const size_t elements =
+            (size_t)tensors[i].shape[0] * (size_t)(tensors[i].dims > 1 ? tensors[i].shape[1] : 1);
+        for (size_t e = 0; e < elements; e++) bits[e] &= 0xffff0000;
+        list[n++].data = tensors[i].data;
     }
     int status = list ? safetensors_write(path, list, n, NULL) : -1;
     free(list);
