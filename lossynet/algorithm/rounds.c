@@ -13,11 +13,11 @@
  * workers, in all steps so far; older steps count exponentially less. It is a mean over links,
  * because the cost goes with what all of them lose together: a dead link or a worker that loses half
  * of its packets costs a tenth of a percent (results.md, uneven loss). Before anything was measured
- * it is the injected loss; if none is injected, packets of the first step are sent once. All ranks gather
- * the counts with the ages (drift.c), in the program's report of a step or, if it makes none, when the next
- * broadcast begins. So they make the same number of rounds. The number is chosen when a step's broadcast begins, for this broadcast
- * and for the next gradients: at that time all ranks know the same steps, whether they overlap or
- * not.
+ * it is the injected loss; if none is injected, packets of the first step are sent once. All ranks
+ * gather the counts with the ages (drift.c), in the program's report of a step or, if it makes none,
+ * when the next broadcast begins. So they make the same number of rounds. The number is chosen when a
+ * step's broadcast begins, for this broadcast and for the next gradients: at that time all ranks know
+ * the same steps, whether they overlap or not.
  *
  * Where links are down, rounds take other ways, and there are as many as bring something (ways.c). A
  * link that is always down has at least one round.
@@ -72,19 +72,11 @@ static int rounds_with(const struct ln_loss *loss, int groups, lossynet_phase ph
     return rounds == 0 && p > 0 && ln_loss_has_dead_links(loss) ? 1 : rounds;
 }
 
-static int groups_of(const struct lossynet_settings *settings) {
-    int groups = 0;
-    for (int first = 0; first < settings->workers; groups++)
-        first += settings->group_sizes ? settings->group_sizes[groups]
-                 : settings->group > 0 ? settings->group
-                                       : 1;
-    return groups;
-}
-
 int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phase phase,
                          double *again, double *left) {
     const double p = settings->loss.rate[phase], budget = settings->retransmission_budget;
-    const int groups = groups_of(settings);
+    const int groups = ln_groups_count(settings->workers, settings->group > 1 ? settings->group : 1,
+                                       settings->group_sizes);
     int rounds = settings->retransmission_rounds[phase];
     struct lossynet_loss_settings injected = settings->loss;
     struct ln_loss loss;

@@ -37,6 +37,13 @@ static void fill(struct ln_groups *groups, int workers) {
         groups->weights += groups->weight[g] = (double)size_of(groups, g) / size_of(groups, 0);
 }
 
+int ln_groups_count(int workers, int group, const int *sizes) {
+    int count = 0;
+    for (int first = 0; first < workers; count++)
+        first += wanted_size(workers, group, sizes, count, first);
+    return count;
+}
+
 lossynet_status ln_groups_open(struct ln_groups *groups, int workers, int group, const int *sizes) {
     *groups = (struct ln_groups){0};
     for (int first = 0; first < workers; groups->count++) {

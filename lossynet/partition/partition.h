@@ -21,6 +21,9 @@ struct ln_groups {
     double weights;     /* their sum */
 };
 
+/* How many groups the arguments of ln_groups_open make. */
+int ln_groups_count(int workers, int group, const int *sizes);
+
 /* Makes groups of `group` workers; the last group has those that are left. If sizes is not NULL,
  * group g has sizes[g] workers, until there are `workers` in all. */
 lossynet_status ln_groups_open(struct ln_groups *groups, int workers, int group, const int *sizes);
