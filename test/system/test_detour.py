@@ -9,7 +9,8 @@ from program import PROGRAM, TIMEOUT, read_log, usual_isa
 from test_program import data  # pylint: disable=unused-import
 from test_udp import hosts, namespaces, options, steps_of, train_on  # pylint: disable=unused-import
 
-pytestmark = [pytest.mark.spread, pytest.mark.takes(90)]
+# Which way is better shows in milliseconds: a processor that is busy elsewhere looks like a path that is.
+pytestmark = [pytest.mark.spread, pytest.mark.takes(90), pytest.mark.measures]
 
 BOTH = (1, 3, ""), (3, 1, "")
 
