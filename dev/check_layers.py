@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that the folders of lossynet and llmc include and call downward only (lossynet/README.md and
-llmc/README.md draw them), and that no struct of their headers has more than 15 members.
+"""Checks that the folders of lossynet and llmc include and call downward only (dev/ARCHITECTURE.md
+draws them), and that no struct of their headers has more than 15 members.
 
     make check-layers
 

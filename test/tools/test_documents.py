@@ -1,4 +1,5 @@
-"""Tests the READMEs of the repository and its folders: they are short, and name files that exist."""
+"""Tests the documents: they are short, name every file, and name no file that is not there."""
+import ast
 import fnmatch
 import os
 import pathlib
@@ -16,11 +17,13 @@ FILES = [pathlib.PurePath(name) for name in subprocess.run(
          if (ROOT / name).exists()]
 if not FILES:
     pytest.skip("this is no clone of the repository: git lists no files", allow_module_level=True)
-# Folders of inputs and reference values. The README of the folder above describes them.
+# Folders of inputs and reference values. test/README.md describes them.
 DATA = ("test/corpus/", "test/goldens/")
 FOLDERS = sorted({str(path.parent) for path in FILES if not str(path).startswith((".", *DATA))
                   and path.parent != pathlib.PurePath(".")})
 DOCUMENTS = [path for path in FILES if path.suffix == ".md"]
+ARCHITECTURE = pathlib.PurePath("dev/ARCHITECTURE.md")
+MOST_WORDS = 37000
 
 
 def read(path):
@@ -33,16 +36,61 @@ def test_readme_is_read_in_ten_minutes():
     assert "make quickstart" in text and "make test" in text
 
 
+def test_one_reads_them_all_in_an_afternoon():
+    """A document that grows makes another one shorter."""
+    words = {str(path): len(read(path).split()) for path in DOCUMENTS}
+    assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda item: -item[1])
+
+
+def sections(text):
+    """The sections of ARCHITECTURE.md about a folder, by the folder's name."""
+    parts = re.split(r"^#{2,3} (.*)\n", text, flags=re.MULTILINE)
+    return {title: body for title, body in zip(parts[1::2], parts[2::2]) if title in FOLDERS}
+
+
+def says_what_it_tests(path):
+    """The file begins with a sentence about it: a docstring, or a comment before all code."""
+    text = read(path)
+    if path.suffix == ".py":
+        return len((ast.get_docstring(ast.parse(text)) or "").split()) >= 4
+    head = re.match(r"/\*(.*?)\*/", text, re.DOTALL)
+    return head is not None and len(head[1].split()) >= 6
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_says_what_its_files_are(folder):
-    text = read(pathlib.PurePath(folder, "README.md"))
-    assert len(text.splitlines()) <= 66, "more than a page: move results to a document of their own"
-    words = {word.split(".")[0] for word in re.findall(r"[\w*-]+(?:\.[\w*]+)?", text)}
+def test_the_files_of_a_folder_are_named(folder):
+    """In its README, or in its section of ARCHITECTURE.md. The head of a test says what it tests."""
+    readme = pathlib.PurePath(folder, "README.md")
+    text = sections(read(ARCHITECTURE)).get(folder, "")
+    if readme in FILES:
+        assert len(read(readme).splitlines()) <= 66, "more than a page: move results to a document of their own"
+        text += read(readme)
+    assert text, f"{folder} has neither a README.md nor a section in {ARCHITECTURE}"
+    words = {word.split(".")[0] for word in re.findall(r"[\w*-]+(?:\.[\w*]+)?", text) if re.search(r"\w\w", word)}
     for path in FILES:
         if str(path.parent) != folder or path.suffix in (".md", ".png", ".csv", ".jsonl"):
             continue
+        if folder.startswith("test/") and path.stem.startswith("test_") and path.suffix in (".py", ".c"):
+            assert says_what_it_tests(path), f"the head of {path} does not say what it tests"
+            continue
         assert any(fnmatch.fnmatch(path.stem, word) for word in words), \
-            f"{folder}/README.md does not name {path.name}"
+            f"{path.name}: neither {readme} nor the section {folder} of {ARCHITECTURE} names it"
+
+
+def test_the_parts_of_the_architecture_are_there():
+    """Each file and function that a walk names exists, and each section is about a folder that there is."""
+    text = read(ARCHITECTURE)
+    titles = re.findall(r"^### (.*)$", text, re.MULTILINE)
+    assert titles and set(titles) <= set(FOLDERS), set(titles) - set(FOLDERS)
+    rows = [cells for cells in re.findall(r"^\| (.*?) \| .* \|$", text, re.MULTILINE) if "`" in cells]
+    assert len(rows) > 20
+    here = ""
+    for row in rows:
+        for name in re.findall(r"`([^`]+)`", row):
+            if "." in name:
+                (here,) = [path for path in (name, f"llmc/{name}", f"lossynet/{name}") if (ROOT / path).exists()]
+            else:
+                assert re.search(rf"^\w[^;]*\b{name}\(", read(here), re.MULTILINE), f"{here} has no {name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
