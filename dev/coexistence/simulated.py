@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Simulates figures 6 and 7 of the RPS paper at full size (make simulate; two cores for two hours).
 
-Runs simulated.cpp over a grid and writes simulated.csv (every run), simulated.md (tables) and
-simulated.png beside this file, or into --out. Results are kept in build/coexistence.jsonl, so a
+Runs simulated.cpp over a grid and writes simulated.csv (every run) and simulated.png beside
+this file, or into --out; prints tables. Results are kept in build/coexistence.jsonl, so a
 stopped run continues, and nothing is simulated twice.
 
     figure 6  how much faster the web service becomes, by the share of training packets lost, at
@@ -312,7 +312,6 @@ def main():
             f"mean. {len(results)} of {len(runs)} runs, {sum(run['finished'] for run in results):,} messages.\n\n"
             "## Figure 6: how much faster the web service gets\n\n" + figure_6(results) +
             "\n## Figure 7: messages that fit at a mean completion time\n\n" + figure_7(results))
-    (args.out / "simulated.md").write_text(text, encoding="utf-8")
     plot(results, args.out / "simulated.png")
     print(text)
 

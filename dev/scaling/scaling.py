@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Models when lossy datagrams are faster than reliable exchanges, by workers, loss rate, round trip, link.
 
-    dev/scaling/scaling.py                                       # scaling.md, scaling.png beside this file
+    dev/scaling/scaling.py                                       # prints tables; scaling.png beside this file
     dev/scaling/scaling.py --at 1024 1e-4 --gbps 400 --rtt-us 20 # one point, every exchange
 
 This is a model, not a measurement. A vector of --gb is averaged and distributed again. In every kind
@@ -51,8 +51,8 @@ tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip if
         have 1,500 bytes, which alone costs 3%.
 
 Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (bench_network.py). PHASE comes from our
-exchange without loss, STALL from the TCP ring at 10%. scaling.md has model and measurement side by
-side. They are of an earlier protocol than the table of dev/bench/network/README.md: it had a header of
+exchange without loss, STALL from the TCP ring at 10%. The first table has model and measurement
+side by side. They are of an earlier protocol than the table of dev/bench/network/README.md: it had a header of
 52 bytes and pauses of 1 ms, where lossynet/transport/progress.h has 0.2 ms (GRACE_MIN) and 0.3 ms
 (RTO_MIN, then 1.5 times as long each time, and longer if more than four peers do not answer, which is
 not modelled).
@@ -355,7 +355,6 @@ def report(args):
     text += ("\n## The default at 1,024 workers, over links\n\nComputing takes as long in "
              "proportion to the wire time.\n\n" +
              markdown(["Gbit/s", "round trip, us"] + [TITLES[name] for name in TRANSPORTS], rows))
-    (args.out / "scaling.md").write_text(text, encoding="utf-8")
     plot(grid, compute, args.out / "scaling.png")
     print(text)
 
