@@ -47,6 +47,18 @@ static void leave_out_unmeasured(json_t *event) {
     }
 }
 
+/* Fields that have a new name have the old one beside it in this version, for scripts of the last. */
+static void add_new_names(json_t *event) {
+    static const char *const names[][2] = {{"gradient_loss_rate", "gradient_lost"},
+                                           {"parameter_loss_rate", "parameter_lost"},
+                                           {"late", "late_packets"},
+                                           {"stragglers", "phases_cut"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        json_t *value = json_object_get(event, names[i][0]);
+        if (value) json_object_set(event, names[i][1], value);
+    }
+}
+
 int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
     static const char *const network[METRICS_EVENTS] = {
         "late", "duplicate", "rejected", "overruns", "stragglers", "pace_kbps", "relayed"};
@@ -72,6 +84,7 @@ int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
     for (int e = 0; event && e < METRICS_EVENTS; e++) {
         json_object_set_new(event, network[e], json_integer((json_int_t)r->network[e]));
     }
+    add_new_names(event);
     if (!(r->seconds > 0)) leave_out_unmeasured(event);
     return jsonl_write(log, event);
 }
@@ -152,6 +165,7 @@ int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char
         "drift_expected", jsonl_number(sum->drift_expected / steps), "drift_paper",
         jsonl_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL,
         "extra_traffic", extra_traffic(sum));
+    add_new_names(event);
     if (event && eval) {
         json_object_set_new(event, "val_perplexity", jsonl_number(exp(eval->val_loss)));
         json_object_set_new(event, "val_bits_per_byte", jsonl_number(metrics_bits_per_byte(eval)));

@@ -375,8 +375,8 @@ def rehearsal(tmp_path_factory):
 def numbers(out):
     """The log's steps, without times and counts of what the network did to datagrams; and the last
     model."""
-    varies = {"tokens_per_second", "step_ms", "communication_ms", "late", "duplicate", "rejected",
-              "overruns", "stragglers"}
+    varies = {"tokens_per_second", "step_ms", "communication_ms", "late", "late_packets", "duplicate",
+              "rejected", "overruns", "stragglers", "phases_cut"}
     steps = [{key: value for key, value in event.items() if key not in varies}
              for event in events(out / "log.jsonl", "step")]
     assert len(steps) == 12

@@ -618,6 +618,10 @@ def test_every_field_of_the_log_is_documented(data, tmp_path):
             assert f"`{field}`" in readme, f"llmc/log/README.md does not explain {field}"
     run_event = log[0]
     assert run_event["options"]["loss-rate"] == 0.1 and run_event["options"]["seed"] == 5
+    for old, new in (("gradient_loss_rate", "gradient_lost"), ("parameter_loss_rate", "parameter_lost"),
+                     ("late", "late_packets"), ("stragglers", "phases_cut")):
+        assert all(e[new] == e[old] for e in log if e["event"] == "step")
+    assert log[-1]["gradient_lost"] == log[-1]["gradient_loss_rate"] > 0
     for i, step in enumerate(e for e in log if e["event"] == "step"):
         assert step["step"] == i
         assert step["tokens_per_second"] > 0 and step["step_ms"] > step["communication_ms"] >= 0
