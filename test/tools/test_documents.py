@@ -23,7 +23,7 @@ FOLDERS = sorted({str(path.parent) for path in FILES if not str(path).startswith
                   and path.parent != pathlib.PurePath(".")})
 DOCUMENTS = [path for path in FILES if path.suffix == ".md"]
 ARCHITECTURE = pathlib.PurePath("dev/ARCHITECTURE.md")
-MOST_WORDS = 30200
+MOST_WORDS = 29200
 
 
 def read(path):
@@ -65,7 +65,6 @@ def test_the_files_of_a_folder_are_named(folder):
     if readme in FILES:
         assert len(read(readme).splitlines()) <= 66, "more than a page: move results to a document of their own"
         text += read(readme)
-    assert text, f"{folder} has neither a README.md nor a section in {ARCHITECTURE}"
     words = {word.split(".")[0] for word in re.findall(r"[\w*-]+(?:\.[\w*]+)?", text) if re.search(r"\w\w", word)}
     for path in FILES:
         if str(path.parent) != folder or path.suffix in (".md", ".png", ".csv", ".jsonl"):
