@@ -319,19 +319,7 @@ void *device_scratch_memory(enum device_scratch which, size_t bytes) {
 
 /* ---- products ---- */
 
-/* The bits are sign, exponent, mantissa. All exponents belong to numbers, except that of E5M2's
- * infinity and NaN (both are read as NaN), and 0x7f, which is E4M3's NaN. */
-static float load_fp8(uint8_t x, int mantissa, int bias) {
-    const int exponent = (x & 0x7f) >> mantissa, rest = x & ((1 << mantissa) - 1);
-    const float sign = x & 0x80 ? -1 : 1;
-    if (mantissa == 3 ? (x & 0x7f) == 0x7f : exponent == 31) return NAN;
-    if (exponent == 0) return sign * ldexpf((float)rest, 1 - bias - mantissa);
-    return sign * ldexpf((float)(rest + (1 << mantissa)), exponent - bias - mantissa);
-}
-
 static float load(const void *p, size_t i, enum dtype dtype) {
-    if (dtype == DTYPE_E4M3) return load_fp8(((const uint8_t *)p)[i], 3, 7);
-    if (dtype == DTYPE_E5M2) return load_fp8(((const uint8_t *)p)[i], 2, 15);
     return dtype == DTYPE_BF16 ? __bfloat162float(((const __nv_bfloat16 *)p)[i])
                                : ((const float *)p)[i];
 }
@@ -354,9 +342,7 @@ static void multiply(void *out, const void *a_, const void *b_, const struct pro
                      int place) {
     const int M = p->M, N = p->N, K = p->K, together = 64 - 3 * place;
     float *a = unpacked(a_, p->transpose_a, M, K, p->row_a, p->in);
-    float *b = unpacked(b_, p->transpose_b, K, N, p->row_b, p->scale_b ? DTYPE_E4M3 : p->in);
-    const float scale = p->scale_a ? *p->scale_a * *p->scale_b : 1;
-    if (p->scale_a && (p->transpose_a || !p->transpose_b || (M | N | K) % 16)) abort();
+    float *b = unpacked(b_, p->transpose_b, K, N, p->row_b, p->in);
 #pragma omp parallel for if ((double)M * N * K > 1e6)
     for (int i = 0; i < M; i++) {
         float *sum = (float *)calloc(2 * (size_t)N, sizeof *sum), *part = sum + N;
@@ -369,7 +355,7 @@ static void multiply(void *out, const void *a_, const void *b_, const struct pro
         }
         for (int j = 0; j < N; j++) {
             const size_t at = (size_t)i * p->row_out + j;
-            float value = scale * sum[j] + (p->accumulate ? load(out, at, p->out_type) : 0);
+            float value = sum[j] + (p->accumulate ? load(out, at, p->out_type) : 0);
             if (p->out_type == DTYPE_BF16) {
                 ((__nv_bfloat16 *)out)[at] = __float2bfloat16(value);
             } else {
@@ -385,10 +371,6 @@ static void multiply(void *out, const void *a_, const void *b_, const struct pro
 /* Pretended times: place `fastest` is the fastest, and the last two places have no algorithm. */
 static double seconds_of(void *, int place) {
     return place >= PRODUCT_PLACES - 2 ? INFINITY : place == fastest ? 1 : 2;
-}
-
-bool device_multiplies_fp8(void) {
-    return !strstr(name, "sm_80");
 }
 
 struct product_choices *device_product_choices(void) {

@@ -48,8 +48,7 @@ extern "C" {
 typedef void tensor; /* array in the backend's working type, see above */
 typedef void weight; /* array of parameters in use, see above */
 
-/* Only operands of matrix products have the last two types (--dtype fp8). */
-enum dtype { DTYPE_FLOAT32, DTYPE_BF16, DTYPE_E4M3, DTYPE_E5M2 };
+enum dtype { DTYPE_FLOAT32, DTYPE_BF16 };
 
 struct adamw_settings {
     float beta1, beta2, eps;

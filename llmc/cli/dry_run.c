@@ -64,7 +64,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     comm_plan(o, workers, workers, &settings);
     settings.wire.header_bytes =
         LOSSYNET_HEADER_BYTES + (o->net.encrypt ? LOSSYNET_SECURE_BYTES : 0);
-    const bool bf16 = o->dtype == OPTION_DTYPE_BF16 || o->dtype == OPTION_DTYPE_FP8;
+    const bool bf16 = o->dtype == OPTION_DTYPE_BF16;
     settings.run.device = o->device == DEVICE_CUDA || (bf16 && o->device != DEVICE_CPU);
     if (bf16 || (settings.run.device && o->dtype == OPTION_DTYPE_AUTO))
         settings.run.dtype = DTYPE_BF16;

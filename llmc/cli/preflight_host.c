@@ -144,18 +144,12 @@ static void read_driver(char *out, size_t size) {
 
 static void look_at_device(const struct options *o, int local_rank,
                            const struct preflight_needs *needs, struct preflight_rank *out) {
-    const bool fp8 = o->dtype == OPTION_DTYPE_FP8;
     char why[160] = "";
     const struct backend *be = NULL;
     if (o->device != DEVICE_CPU)
-        be = backend_cuda(fp8           ? DTYPE_E4M3
-                          : needs->bf16 ? DTYPE_BF16
-                                        : DTYPE_FLOAT32,
-                          local_rank, why, sizeof why);
+        be = backend_cuda(needs->bf16 ? DTYPE_BF16 : DTYPE_FLOAT32, local_rank, why, sizeof why);
     out->on_device = be != NULL;
-    if (!be && fp8)
-        wrong(out, "--dtype fp8 needs a GPU of sm_89 or newer%s%s", *why ? ": " : "", why);
-    else if (!be && o->device == DEVICE_CUDA)
+    if (!be && o->device == DEVICE_CUDA)
         wrong(out, "--device cuda: %s", why);
     if (!be) be = backend_cpu(o->dtype == OPTION_DTYPE_BF16 ? DTYPE_BF16 : DTYPE_FLOAT32);
     snprintf(out->device, sizeof out->device, "%s", be->details);

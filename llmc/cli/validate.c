@@ -56,8 +56,6 @@ static int check_modes(const struct options *o, int ranks) {
         return log_error("--workers: expected a multiple of the %d ranks, got %d", ranks, workers);
     if (o->device == DEVICE_CUDA && !o->dry_run && !backend_cuda_built)
         return log_error("--device cuda: this binary has no CUDA backend; expected auto or cpu");
-    if (o->device == DEVICE_CPU && o->dtype == OPTION_DTYPE_FP8)
-        return log_error("--dtype fp8 needs a GPU of sm_89 or newer: expected no --device cpu");
     if (o->attention == OPTION_ATTENTION_CUDNN &&
         (o->device == DEVICE_CPU || o->dtype == OPTION_DTYPE_FLOAT32))
         return log_error("--attention cudnn computes in bf16 on a GPU: expected no --device cpu "

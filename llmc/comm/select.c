@@ -81,8 +81,7 @@ static int find_device(const struct options *o, const struct llama_config *c,
     run->run.dtype = o->dtype == OPTION_DTYPE_FLOAT32 ? DTYPE_FLOAT32 : DTYPE_BF16;
     out->backend = o->device == DEVICE_CPU
                        ? NULL
-                       : backend_cuda(o->dtype == OPTION_DTYPE_FP8 ? DTYPE_E4M3 : run->run.dtype,
-                                      world->local_rank, mine->why, sizeof mine->why);
+                       : backend_cuda(run->run.dtype, world->local_rank, mine->why, sizeof mine->why);
     if (out->backend) {
         mine->on_device = true;
         snprintf(mine->device, sizeof mine->device, "%s", out->backend->device);
@@ -142,10 +141,6 @@ int backend_select(const struct options *o, const struct llama_config *c,
             !run->run.narrow)
             printf("note: GPUs compute in bf16, and packets are float32: --wire-dtype bf16 halves "
                    "the bytes\n      on the network and over PCIe\n");
-    } else if (!status && o->dtype == OPTION_DTYPE_FP8) {
-        status = world->rank ? -1
-                             : log_error("--dtype fp8 needs a GPU of sm_89 or newer%s%s",
-                                         *mine->why ? ": " : "", mine->why);
     } else if (!status) {
         if (explain && backend_cuda_built && o->device != DEVICE_CPU)
             printf("computing on the CPU: %s\n", mine->why);

@@ -15,8 +15,7 @@ extern "C" {
 /* Fills be->product_choices with the algorithms for a model's products of N tokens. Earlier choices
  * of the ranks stay: those from an earlier view, or from the checkpoint of --resume with the same
  * device and library. Rank 0 times the shapes that are new. Without --tune, or if the backend has
- * only one algorithm, the function does nothing. With --dtype fp8 it leaves out the classifier's
- * products, which are in bfloat16. tell: prints the number of timed shapes. Collective; call it
+ * only one algorithm, the function does nothing. tell: prints the number of timed shapes. Collective; call it
  * before the run allocates its memory, since timing needs memory for the largest product. Returns
  * 0, or -1 after reporting. */
 int tune_products(const struct options *o, const struct llama_config *c, int N,

@@ -32,7 +32,6 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
             lossynet_wire_bytes((lossynet_wire_dtype)o->net.wire_dtype, (lossynet_phase)phase);
     if (o->net.wire_dtype >= LOSSYNET_INT8) s.wire.packet_bytes -= s.wire.packet_bytes % 33;
     s.wire.link_gbps = o->link_gbps;
-    s.fp8 = o->dtype == OPTION_DTYPE_FP8;
     s.cudnn = o->attention != OPTION_ATTENTION_OWN;
     s.saving.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->net.loss_rate[1];
     if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.saving.stale = workers / (workers - 1.0);
@@ -148,14 +147,12 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
         (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
         (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    /* Rounded copies of the operands of the largest product, which is the first of the MLP. */
-    const double wide = 2.0 * c->hidden, fp8 = N * wide + fmax(N, wide) * c->width;
     const bool bf16 = s->cudnn && !s->run.evaluates && s->run.dtype == DTYPE_BF16;
     const double cudnn =
         bf16 && cudnn_attention_takes(c->head_size)
             ? cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size)
             : 0;
-    return (s->fp8 ? fp8 : 0) + cudnn + logits + (attention > norm ? attention : norm) +
+    return cudnn + logits + (attention > norm ? attention : norm) +
            MEMORY_PLAN_OPENED_BYTES;
 }
 

@@ -39,7 +39,7 @@ struct memory_plan_settings {
     int members;       /* workers in this rank's group */
     int batch, seq;    /* of a micro-batch */
     int sets, threads; /* CPU: sets of activations, and threads that compute; 0: 1 */
-    bool fp8, cudnn;   /* a device rounds what layers multiply; cuDNN may compute attention */
+    bool cudnn;        /* it may compute attention */
     bool remembers;    /* it keeps keys and values of all layers, to generate text */
     enum recompute recompute; /* not auto */
     double network_bytes;     /* what the network layer needs, mainly receive buffers */

@@ -21,7 +21,7 @@ static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
 static const char *const attention_names[] = {"own", "cudnn", "auto", NULL};
-static const char *const dtype_names[] = {"auto", "float32", "bf16", "fp8", NULL};
+static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
 
 #define AT(field) offsetof(struct options, field)
 #define TITLE(text)                                                                                \
@@ -74,10 +74,9 @@ static const struct lossynet_option table[] = {
     INTEGER("vocab-size", vocabulary, RUN, "0", 0, 1 << 20,
             "size of a preset's vocabulary; 0: that of the data"),
     ONE_OF("device", device, EACH_RANK, "auto", device_names, "auto|cpu|cuda", "where to compute"),
-    ONE_OF("dtype", dtype, RUN, "auto", dtype_names, "auto|float32|bf16|fp8",
+    ONE_OF("dtype", dtype, RUN, "auto", dtype_names, "auto|float32|bf16",
            "type of activations and of the weights in use. auto: bf16 on cuda, float32 on the CPU. "
-           "Master weights, gradients and sums are float32. fp8: as bf16, but layers multiply "
-           "8-bit numbers (GPUs from sm_89 on)"),
+           "Master weights, gradients and sums are float32"),
     ONE_OF("recompute", recompute, NEUTRAL | EACH_RANK, "auto", recompute_names,
            "none|norms|attention|block|auto",
            "which activations the backward pass computes again instead of keeping them, to save "

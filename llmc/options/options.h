@@ -22,12 +22,7 @@ enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_N
 extern const char *const algorithm_names[]; /* ends with NULL */
 extern const char *const schedule_names[], *const schedule_decay_names[];
 
-enum {
-    OPTION_DTYPE_AUTO,
-    OPTION_DTYPE_FLOAT32,
-    OPTION_DTYPE_BF16,
-    OPTION_DTYPE_FP8
-}; /* of --dtype */
+enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
 
 enum data_split { DATA_SHARED, DATA_CONTIGUOUS };                             /* of --data-split */
 enum { OPTION_ATTENTION_OWN, OPTION_ATTENTION_CUDNN, OPTION_ATTENTION_AUTO }; /* of --attention */

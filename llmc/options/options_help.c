@@ -22,7 +22,7 @@ static const struct {
     {"warmup", "steps of linear warm-up"},
     {"schedule", "learning rate after it: cosine, wsd ..."},
     {"device", "where to compute"},
-    {"dtype", "float32, bf16 or fp8 (GPU)"},
+    {"dtype", "float32 or bf16"},
     {"Lose packets on purpose, and compare", NULL},
     {"workers", "data-parallel replicas; 0: one per process"},
     {"loss-rate", "share of the packets that is dropped"},

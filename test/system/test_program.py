@@ -658,6 +658,7 @@ def one_line(done, code):
      "--look-ahead: expected --algorithm lossy or reliable"),
     (["--carry", "2"], "--carry: expected auto or a number from 0 to 1, got '2'"),
     (["--repair", "often"], "--repair: expected auto or a whole number from 0 to 16, or two with a comma, got 'often'"),
+    (["--dtype", "fp8"], "--dtype: expected one of auto float32 bf16, got 'fp8'"),
     (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int6 int4 auto, got 'fp8'"),
     (["--wire-dtype", "bf16", "--algorithm", "rps"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),

@@ -6,10 +6,10 @@
  *   gpu_bench algorithms COUNT N C F H K D V
  *                                           a model's products by each of cuBLASLt's first COUNT
  *                                           choices
- *   gpu_bench step PRESET LAYERS B T STEPS [tune|fp8|cudnn LOSS]
+ *   gpu_bench step PRESET LAYERS B T STEPS [tune|cudnn LOSS]
  *                                           training steps; LAYERS 0: as many as the memory holds;
- *                                           with --tune, --dtype fp8 or --attention cudnn, and
- *                                           compared with LOSS, that of the last step without it
+ *                                           with --tune or --attention cudnn, and compared
+ *                                           with LOSS, that of the last step without it
  *   gpu_bench attention B T H K D [cudnn]   forward and backward, by our kernels or by cuDNN's
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
  *   gpu_bench train OPTIONS ...             train_llama2's options: one run, its perplexity and
@@ -217,10 +217,10 @@ static int host(int size, size_t bytes) {
 
 /* loss: the last of the same steps, computed by default; 0: these are computed by default. A step
  * learns much of its one batch, so the last loss can be near 0, and a relative error of it says
- * little. Of the first loss, cuDNN's is off by 0.001% and fp8's by 2.6% (1.1B on an H100). */
+ * little. Of the first loss, cuDNN's is off by 0.001% (1.1B on an H100). */
 static int step(const char *preset, int layers, int B, int T, int steps, enum way way,
                 double loss) {
-    const double bound = way == WAY_FP8 ? 0.05 : 0.01; /* of the first loss */
+    const double bound = 0.01; /* of the first loss */
     struct trained x;
     if (train_a_while(preset, layers, B, T, steps, way, &x)) return -1;
     printf("{\"what\": \"step\", \"model\": \"%s\", \"layers\": %d, \"of_layers\": %d, "
@@ -546,10 +546,9 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "train")) return train_once(argc - 1, argv + 1) ? 1 : 0;
     const bool steps = !strcmp(what, "step") && (argc == 7 || argc == 9);
     const bool tune = steps && argc == 9 && !strcmp(argv[7], "tune");
-    const bool fp8 = steps && argc == 9 && !strcmp(argv[7], "fp8");
     const bool cudnn = argc > 7 && !strcmp(argv[7], "cudnn");
-    const enum way way = tune ? WAY_TUNE : fp8 ? WAY_FP8 : steps && cudnn ? WAY_CUDNN : WAY_PLAIN;
-    be = backend_cuda(dtype_of(way), 0, why, sizeof why);
+    const enum way way = tune ? WAY_TUNE : steps && cudnn ? WAY_CUDNN : WAY_PLAIN;
+    be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
     if (!be) return log_error("%s", why), NO_DEVICE;
     if (cudnn && !cudnn_attention_open(why, sizeof why)) return log_error("%s", why), NO_DEVICE;
     waited_for = (float *)be->allocate(sizeof *waited_for);

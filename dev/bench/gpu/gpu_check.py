@@ -22,8 +22,8 @@ make, and needs PyTorch only for the comparison. Nothing is downloaded. The part
     races      compute-sanitizer's racecheck on attention, whose kernels share most memory
     pytorch    the same in PyTorch; then further shapes of our steps, and cuBLASLt's other algorithms
     lossy      8 and 16 workers on the GPU at 0, 20 and 40% loss, with --plain and by default
-    variants   the first of the training steps with --tune, with --dtype fp8 and with --attention cudnn, and
-               attention by cuDNN; whether the same algorithms give the same bits
+    variants   the first of the training steps with --tune and with --attention cudnn, and attention
+               by cuDNN; whether the same algorithms give the same bits
     sanitizer  compute-sanitizer on the operator tests
 
 Each check and each measurement is a process with a time limit. Its output is kept, even if it is ended. One that
@@ -258,7 +258,7 @@ class Tasks:
         """Each variant is compared with the same steps of `speed`: their last losses must be close."""
         model, _, batch, seq, steps = self.shapes["steps"][0]
         base = f"step {model} {batch}x{seq}"
-        for way in ("tune", "fp8", "cudnn"):
+        for way in ("tune", "cudnn"):
             def command(way=way):
                 plain = self.results.get(base)
                 return good(plain) and [self.programs / "gpu_bench", "step", model, plain["layers"], batch,

@@ -183,12 +183,8 @@ struct trained { /* results of some training steps */
     double first_loss, last_loss;
 };
 
-/* How a step is computed: by default, or with --tune, --dtype fp8 or --attention cudnn. */
-enum way { WAY_PLAIN, WAY_TUNE, WAY_FP8, WAY_CUDNN };
-
-static enum dtype dtype_of(enum way way) {
-    return way == WAY_FP8 ? DTYPE_E4M3 : DTYPE_BF16;
-}
+/* How a step is computed: by default, or with --tune or --attention cudnn. */
+enum way { WAY_PLAIN, WAY_TUNE, WAY_CUDNN };
 
 /* Times `steps` steps of a preset with `layers` layers (0: as many as the memory holds) in bf16,
  * after one that is not timed. Returns 0, or -1 after reporting. */
@@ -202,12 +198,11 @@ static int train_a_while(const char *preset, int layers, int B, int T, int steps
     struct bench x;
     char why[256];
     memset(out, 0, sizeof *out);
-    const struct backend *be = backend_cuda(dtype_of(way), 0, why, sizeof why);
+    const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
     if (!be) return log_error("%s", why);
     if (config_preset(preset, &c)) return -1;
     c.vocabulary = strcmp(preset, "260K") ? 32000 : 500;
     struct memory_plan_settings s = settings_of(B, T);
-    s.fp8 = way == WAY_FP8;
     s.cudnn = way == WAY_CUDNN;
     const double available = (double)be->memory_free();
     out->of_layers = c.layers;

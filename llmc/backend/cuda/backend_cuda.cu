@@ -11,8 +11,7 @@
  *
  * Where numbers are rounded, in bfloat16 mode: every tensor an operation writes is rounded once,
  * from a float32 sum. Gradients of weights are float32 from the start and micro-batches add up in
- * float32; master weights and both moments are float32. With fp8, the operands of layers' products
- * are copied and rounded once more (fp8.cuh).
+ * float32; master weights and both moments are float32.
  */
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/backend/cuda/device.h"
@@ -23,7 +22,6 @@
 #include "llmc/backend/cuda/classifier.cuh"
 #include "llmc/backend/cuda/embedding.cuh"
 #include "llmc/backend/cuda/exchange.cuh"
-#include "llmc/backend/cuda/fp8.cuh"
 #include "llmc/backend/cuda/norm.cuh"
 #include "llmc/backend/cuda/rmsnorm.cuh"
 #include "llmc/backend/cuda/rope.cuh"
@@ -297,7 +295,7 @@ static void product_forward(element *out, size_t row, const element *x, const el
                             int I, int O) {
     const struct product p = {
         false,        true,         N,     O,    I,   (size_t)I, (size_t)I, row,
-        working_type, working_type, false, NULL, NULL};
+        working_type, working_type, false};
     device_product(out, x, w, &p);
 }
 
@@ -306,7 +304,7 @@ static void product_backward_input(element *dx, const element *dout, size_t row,
                                    int N, int I, int O, bool accumulate) {
     const struct product p = {
         false,        false,        N,          I,    O,   row, (size_t)I, (size_t)I,
-        working_type, working_type, accumulate, NULL, NULL};
+        working_type, working_type, accumulate};
     device_product(dx, dout, w, &p);
 }
 
@@ -315,57 +313,18 @@ static void product_backward_weight(float *dw, const element *dout, size_t row, 
                                     int N, int I, int O, bool accumulate) {
     const struct product p = {
         true,         false,         O,          I,    N,   row, (size_t)I, (size_t)I,
-        working_type, DTYPE_FLOAT32, accumulate, NULL, NULL};
+        working_type, DTYPE_FLOAT32, accumulate};
     device_product(dw, dout, x, &p);
-}
-
-/* ---- products in 8 bits (--dtype fp8; not the classifier's) ---- */
-
-static bool multiplies_fp8;
-
-static bool fits_fp8(int N, int I, int O, const void *one, const void *other) {
-    return sizeof(element) == 2 && multiplies_fp8 && (N | I | O) % 16 == 0 &&
-           are_aligned(one, other);
-}
-
-/* An operand of a product. `transposed`: the array is the transpose of what is multiplied. */
-struct operand {
-    const void *values;
-    bool transposed;
-    enum dtype type;
-};
-
-/* out (M, N) (+)= a (M, K) b (N, K)^T, both rounded to 8 bits first */
-static void product_fp8(void *out, enum dtype out_type, struct operand a, struct operand b, int M,
-                        int N, int K, bool accumulate) {
-    const size_t bytes_a = (size_t)M * K, bytes_b = (size_t)N * K, extra = cuda_fp8_workspace();
-    uint8_t *to_a = (uint8_t *)device_scratch_memory(SCRATCH_FP8, bytes_a + bytes_b + 2 * extra);
-    uint8_t *to_b = to_a + bytes_a;
-    float *scale_a = (float *)(to_b + bytes_b), *scale_b = scale_a + extra / sizeof(float);
-    cuda_round_fp8(to_a, scale_a, (const bfloat16 *)a.values, M, K, a.transposed, a.type,
-                   device_stream());
-    cuda_round_fp8(to_b, scale_b, (const bfloat16 *)b.values, N, K, b.transposed, b.type,
-                   device_stream());
-    const struct product p = {false,      true,      M,         N,      K,
-                              (size_t)K,  (size_t)K, (size_t)N, a.type, out_type,
-                              accumulate, scale_a,   scale_b};
-    device_product(out, to_a, to_b, &p);
 }
 
 static void matmul_forward(tensor *out, const tensor *x, const tensor *w, int N, int I, int O) {
     device_scope scope;
-    if (fits_fp8(N, I, O, x, w))
-        return product_fp8(out, working_type, {x, false, DTYPE_E4M3}, {w, false, DTYPE_E4M3}, N, O,
-                           I, false);
     product_forward((element *)out, (size_t)O, (const element *)x, (const element *)w, N, I, O);
 }
 
 static void matmul_backward_input(tensor *dx, const tensor *dout, const tensor *w, int N, int I,
                                   int O, bool accumulate) {
     device_scope scope;
-    if (fits_fp8(N, I, O, dout, w))
-        return product_fp8(dx, working_type, {dout, false, DTYPE_E5M2}, {w, true, DTYPE_E4M3}, N, I,
-                           O, accumulate);
     product_backward_input((element *)dx, (const element *)dout, (size_t)O, (const element *)w, N,
                            I, O, accumulate);
 }
@@ -373,9 +332,6 @@ static void matmul_backward_input(tensor *dx, const tensor *dout, const tensor *
 static void matmul_backward_weight(float *dw, const tensor *dout, const tensor *x, int N, int I,
                                    int O, bool accumulate) {
     device_scope scope;
-    if (fits_fp8(N, I, O, dout, x))
-        return product_fp8(dw, DTYPE_FLOAT32, {dout, true, DTYPE_E5M2}, {x, true, DTYPE_E4M3}, O, I,
-                           N, accumulate);
     product_backward_weight(dw, (const element *)dout, (size_t)O, (const element *)x, N, I, O,
                             accumulate);
 }
@@ -692,12 +648,11 @@ static void gather(float *out, float *const *vector, int count, const size_t *el
 /* ---- the backend -------------------------------------------------------------------------- */
 
 /* Called by backend_cuda() once the device is open. */
-extern const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8);
-const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
+extern const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void);
+const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     static char details[512];
     static struct backend b;
-    multiplies_fp8 = fp8;
-    snprintf(details, sizeof details, "%s, %s%s, %s", device_name(), fp8 ? "fp8 products, " : "",
+    snprintf(details, sizeof details, "%s, %s, %s", device_name(),
              working_type == DTYPE_BF16 ? "bf16 with float32 sums and master weights" : "float32",
              device_product_library());
     b.name = "cuda";

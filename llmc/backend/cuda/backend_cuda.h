@@ -16,8 +16,7 @@ extern "C" {
 
 extern const bool backend_cuda_built; /* false: this program never finds a device */
 
-/* dtype is the type of weights in use and activations. DTYPE_E4M3 means bfloat16, with products in
- * 8 bits (fp8.cuh), except the classifier's.
+/* dtype is the type of weights in use and activations.
  * Returns the backend on the host's GPU number `local_rank`, modulo the number of GPUs. The
  * first call opens it. Returns NULL if there is no usable device. `why` then says what is
  * missing, in one line without a newline: driver, device, an architecture of sm_80 or newer, or

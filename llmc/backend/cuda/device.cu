@@ -14,7 +14,7 @@
 #include <string.h>
 
 static struct {
-    bool open, multiplies_fp8;
+    bool open;
     int id, memory_node;
     char name[384], identity[40], products[64];
     void *scratch[SCRATCHES];
@@ -75,7 +75,6 @@ bool device_open(int local_rank, char *why, size_t why_size) {
                  device.id, properties.name, properties.major, properties.minor);
         return false;
     }
-    device.multiplies_fp8 = 10 * properties.major + properties.minor >= 89;
     error = cudaSetDevice(device.id);
     if (error == cudaSuccess) error = streams_open();
     if (error != cudaSuccess) return refuse(why, why_size, error);
@@ -108,10 +107,6 @@ int device_memory_node(void) {
 
 const char *device_product_library(void) {
     return device.products;
-}
-
-bool device_multiplies_fp8(void) {
-    return device.multiplies_fp8;
 }
 
 /* ---- memory ---- */

@@ -74,7 +74,6 @@ const char *device_name(void);
 const char *device_identity(void);
 int device_memory_node(void); /* NUMA node of the host nearest to the device; -1: unknown */
 const char *device_product_library(void);
-bool device_multiplies_fp8(void); /* sm_89 and newer */
 
 /* Every operation holds a device_scope while it works: operations of several threads take turns,
  * and the calling thread is bound to the device. */
@@ -142,26 +141,20 @@ void device_close_shared(const void *memory);
 
 /* Working memory of operations. It grows and never shrinks, and is not zeroed. Its contents last
  * until the next operation that asks for the same. The program ends if there is none. */
-enum device_scratch { SCRATCH_KERNEL, SCRATCH_ARGUMENTS, SCRATCH_LOGITS, SCRATCH_FP8, SCRATCHES };
+enum device_scratch { SCRATCH_KERNEL, SCRATCH_ARGUMENTS, SCRATCH_LOGITS, SCRATCHES };
 void *device_scratch_memory(enum device_scratch which, size_t bytes);
 
 /* out (M, N) = op(a) (M, K) op(b) (K, N), or += with accumulate. Arrays are row-major; row_a, row_b
  * and row_out are the elements from one row to the next. With transpose_a or transpose_b, op is the
  * transpose, and the array is (K, M) or (N, K). a and b have the type `in`, out has `out_type`,
  * which is `in` or float32. Sums are float32 (and never TF32), rounded once. The same arguments
- * give the same bits.
- *
- * 8-bit numbers (fp8.cuh), only if device_multiplies_fp8(): `in` is E4M3 or E5M2 and says the type
- * of a; b is E4M3. a and b are multiplied by *scale_a and *scale_b in device memory, which are NULL
- * for other types. transpose_b is true and transpose_a false. M, N, K and the row distances are
- * multiples of 16. out is bfloat16 or float32. */
+ * give the same bits. */
 struct product {
     bool transpose_a, transpose_b;
     int M, N, K;
     size_t row_a, row_b, row_out;
     enum dtype in, out_type;
     bool accumulate;
-    const float *scale_a, *scale_b;
 };
 void device_product(void *out, const void *a, const void *b, const struct product *product);
 struct product_choices *device_product_choices(void); /* see backend.h */

@@ -159,17 +159,13 @@ static uint32_t alignment(const void *p, size_t row_bytes) {
 }
 
 static cudaDataType type_of(enum dtype dtype) {
-    static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16BF};
     return types[dtype];
 }
 
 static size_t size_of(enum dtype dtype) {
-    static const size_t sizes[] = {4, 2, 1, 1};
+    static const size_t sizes[] = {4, 2};
     return sizes[dtype];
-}
-
-static bool is_fp8(const struct key *key) {
-    return size_of((enum dtype)key->in) == 1;
 }
 
 static void forget(struct answer *x) {
@@ -181,16 +177,9 @@ static void forget(struct answer *x) {
     x->used = false;
 }
 
-/* Says where the scales are. Before the heuristic is asked, any address will do. */
-static void set_scales(const struct answer *x, const float *a, const float *b) {
-    CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b));
-    CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a));
-}
-
 /* Fills *x. False: the heuristic has no candidate in the key's place; an earlier one is taken. */
 static bool ask(struct answer *x, const struct key *key) {
     const cudaDataType in = type_of((enum dtype)key->in), out = type_of((enum dtype)key->out_type);
-    const cudaDataType in_b = is_fp8(key) ? CUDA_R_8F_E4M3 : in;
     const cublasOperation_t op_first = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_second = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t M = (uint64_t)key->M, N = (uint64_t)key->N, K = (uint64_t)key->K;
@@ -198,13 +187,11 @@ static bool ask(struct answer *x, const struct key *key) {
     CHECK(lt.desc_create(&x->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof op_first));
     CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof op_second));
-    CHECK(lt.layout_create(&x->first, in_b, key->transpose_b ? K : N, key->transpose_b ? N : K,
+    CHECK(lt.layout_create(&x->first, in, key->transpose_b ? K : N, key->transpose_b ? N : K,
                            key->row_b));
     CHECK(lt.layout_create(&x->second, in, key->transpose_a ? M : K, key->transpose_a ? K : M,
                            key->row_a));
     CHECK(lt.layout_create(&x->out, out, N, M, key->row_out));
-
-    if (is_fp8(key)) set_scales(x, (const float *)lt.workspace, (const float *)lt.workspace);
 
     const size_t workspace = WORKSPACE;
     const uint32_t schemes =
@@ -232,11 +219,7 @@ static bool ask(struct answer *x, const struct key *key) {
     }
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
         log_error("cuBLASLt has no algorithm for (%d, %d) x (%d, %d), %s: %s", key->M, key->K,
-                  key->K, key->N,
-                  is_fp8(key)             ? "fp8"
-                  : key->in == DTYPE_BF16 ? "bf16"
-                                          : "float32",
-                  lt.text(status));
+                  key->K, key->N, key->in == DTYPE_BF16 ? "bf16" : "float32", lt.text(status));
         exit(1);
     }
     CHECK(lt.preference_destroy(wanted));
@@ -289,7 +272,6 @@ static struct key key_of(const void *out, const void *a, const void *b, const st
 static cublasStatus_t multiply(void *out, const void *a, const void *b, const struct product *p,
                                const struct answer *x) {
     const float one = 1, beta = p->accumulate ? 1 : 0;
-    if (p->scale_a) set_scales(x, p->scale_a, p->scale_b);
     return lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
                      out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream());
 }
