@@ -10,7 +10,7 @@
  * (streams_emu.h); the streams are those of llmc/backend/cuda/streams.cu. */
 #include "dev/emulation/device_emulated.h"
 #include "dev/emulation/kernel_names.h"
-#include "llmc/backend/cuda/product_choice.h"
+#include "llmc/backend/cuda/device.h"
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/log/error.h"
 
@@ -43,8 +43,6 @@ static size_t limit;                     /* EMULATED_MEMORY: bytes of the device
 static size_t used, most;                /* bytes: now, and at the peak */
 static size_t averages, averages_beside; /* EMULATED_AVERAGES */
 static size_t calls;                     /* EMULATED_OPERATIONS: of the backend */
-static int fastest;                      /* EMULATED_FASTEST: the place of the fastest algorithm */
-static struct product_choices choices;
 static void *scratch[SCRATCHES];
 static size_t scratch_bytes[SCRATCHES];
 
@@ -154,14 +152,6 @@ static dim3 begin_kernel(const void *kernel, dim3 grid) {
     return grid;
 }
 
-/* EMULATED_FASTEST=K or K,K,...: one for each rank of the host; the last is for all others */
-static void choose_fastest(int local_rank) {
-    const char *wanted = getenv("EMULATED_FASTEST");
-    for (; wanted && local_rank > 0 && strchr(wanted, ','); local_rank--)
-        wanted = strchr(wanted, ',') + 1;
-    fastest = wanted ? atoi(wanted) : 0;
-}
-
 bool device_open(int local_rank, char *why, size_t why_size) {
     const char *wanted = getenv("EMULATED_DEVICE"), *memory = getenv("EMULATED_MEMORY");
     const char *devices = getenv("EMULATED_DEVICES");
@@ -175,7 +165,6 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     if (!opened && streams_open() != cudaSuccess) return false;
     choose_streams();
     cuda_emu_before_work(open_pages);
-    choose_fastest(local_rank);
     cuda_emu_before_wait(count_averages);
     cuda_emu_before_kernel(begin_kernel);
     if (!opened) atexit(write_report);
@@ -338,9 +327,8 @@ static float *unpacked(const void *x, bool transpose, int rows, int columns, siz
     return to;
 }
 
-static void multiply(void *out, const void *a_, const void *b_, const struct product *p,
-                     int place) {
-    const int M = p->M, N = p->N, K = p->K, together = 64 - 3 * place;
+static void multiply(void *out, const void *a_, const void *b_, const struct product *p) {
+    const int M = p->M, N = p->N, K = p->K, together = 64;
     float *a = unpacked(a_, p->transpose_a, M, K, p->row_a, p->in);
     float *b = unpacked(b_, p->transpose_b, K, N, p->row_b, p->in);
 #pragma omp parallel for if ((double)M * N * K > 1e6)
@@ -368,21 +356,10 @@ static void multiply(void *out, const void *a_, const void *b_, const struct pro
     free(b);
 }
 
-/* Pretended times: place `fastest` is the fastest, and the last two places have no algorithm. */
-static double seconds_of(void *, int place) {
-    return place >= PRODUCT_PLACES - 2 ? INFINITY : place == fastest ? 1 : 2;
-}
-
-struct product_choices *device_product_choices(void) {
-    return &choices;
-}
-
 void device_product(void *out, const void *a, const void *b, const struct product *p) {
     const struct product kept = *p;
-    const int place = product_place(&choices, p, 0, seconds_of, NULL);
     char name[64];
     snprintf(name, sizeof name, "a product of %d x %d x %d", p->M, p->N, p->K);
     streams_note(name);
-    cuda_emu::enqueue(device_stream(),
-                      [out, a, b, kept, place] { multiply(out, a, b, &kept, place); });
+    cuda_emu::enqueue(device_stream(), [out, a, b, kept] { multiply(out, a, b, &kept); });
 }

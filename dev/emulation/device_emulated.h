@@ -13,8 +13,6 @@
  *   EMULATED_OPERATIONS=FILE at the end, writes to FILE.<device> how many operations the streams were
  *                            given (kernels, copies, clearings; a graph counts as one), and how many
  *                            calls of the backend there were
- *   EMULATED_FASTEST=PLACE   the fastest of the algorithms that are timed (--tune), on all ranks;
- *                            P,Q,...: on the host's first, second, ... rank
  *   EMULATED_PEERS=none      no process can open another's memory; N: all can except device N's
  *   EMULATED_BROKEN=HOW:KERNEL[:BLOCKS[:DEVICE]]
  *                            a fault of launches that have at least BLOCKS blocks, of kernels whose

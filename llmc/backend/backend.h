@@ -79,24 +79,6 @@ struct backend_exchange {
 /* See d2h_mark: marks for buckets, and those of losses (llmc/model/activations.h). */
 enum { BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2 };
 
-/* The algorithm of a library that computes products of a shape. Algorithms add in different orders,
- * so all ranks, also after --resume, must use the same choice to compute the same bits. */
-struct product_choice {
-    int32_t M, N, K, transpose_a, transpose_b, in, out_type; /* of struct product (cuda/device.h) */
-    int32_t place; /* in the library's own ranking of algorithms; 0: the one that it ranks best */
-};
-
-enum {
-    PRODUCT_PLACES = 16,
-    PRODUCT_CHOICES = 32
-}; /* algorithms to choose from; most shapes (a model has 15) */
-
-struct product_choices {
-    int32_t times; /* products of a shape that is not in the list are timed and added to it */
-    int32_t count;
-    struct product_choice choice[PRODUCT_CHOICES];
-};
-
 /* Which kernels compute attention: the backend's own, or a library's. Their bits differ, so all
  * ranks, also after --resume, must use the same choice. */
 struct attention_choice {
@@ -119,12 +101,8 @@ struct backend {
     size_t element_bytes; /* of the working type */
     size_t weight_bytes;  /* of parameters in use: of the working type, or of float32 */
     bool on_device;       /* the host cannot access memory from `allocate` */
-    /* The algorithms of matrix products; NULL if there is no choice. The caller may change it
-     * between operations. The library's first algorithm computes shapes that are not in the
-     * list. */
-    struct product_choices *product_choices;
-    struct attention_choice
-        *attention_choice; /* the same for attention; the caller may change all but the shape */
+    /* NULL if there is no choice. The caller may change all but the shape between operations. */
+    struct attention_choice *attention_choice;
     /* Prepares a library's attention for a shape, with its working memory, and sets the shape of
      * attention_choice. Returns the library's version, or 0 with the reason in one line.
      * attention_close frees everything. */

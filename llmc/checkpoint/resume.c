@@ -42,23 +42,12 @@ static json_t *describe_record(const struct run_metrics *r) {
                      "drift_paper", number(s->drift_paper));
 }
 
-/* A list of numbers for each choice, in the order of struct product_choice. */
-static json_t *describe_products(const struct product_choices *products) {
-    json_t *list = json_array();
-    for (int i = 0; products && i < products->count; i++) {
-        const struct product_choice *c = &products->choice[i];
-        json_array_append_new(list, json_pack("[i,i,i,i,i,i,i,i]", c->M, c->N, c->K, c->transpose_a,
-                                              c->transpose_b, c->in, c->out_type, c->place));
-    }
-    return list;
-}
-
 json_t *resume_describe(const struct run_info *run, const struct resume_point *at) {
     const struct attention_choice *attention = run->be->attention_choice;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return json_pack("{s:i, s:f, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:{s:i, s:i, s:I, s:I},"
-                     " s:o, s:o, s:o, s:i, s:{}}",
+                     " s:o, s:o, s:i, s:{}}",
                      "format", FORMAT, "saved", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
                      "step", at->step, "sequence", (json_int_t)at->sequence, "ranks", run->ranks,
                      "workers", run->workers, "parameters", (json_int_t)run->layout->count,
@@ -66,8 +55,7 @@ json_t *resume_describe(const struct run_info *run, const struct resume_point *a
                      run->batch, "seq", run->seq, "packet_bytes", (json_int_t)run->packet_bytes,
                      "train_tokens", (json_int_t)run->train_tokens, "options",
                      options_json(run->options, 0), "record", describe_record(&at->record),
-                     "products", describe_products(run->be->product_choices), "attention",
-                     attention ? attention->library : 0, "files");
+                     "attention", attention ? attention->library : 0, "files");
 }
 
 int resume_list_file(json_t *list, const char *directory, const char *name) {
@@ -232,22 +220,6 @@ static void read_record(const json_t *r, struct run_metrics *out) {
         s->expected[phase] = real_at(r, "expected", phase);
         s->arrived[phase] = real_at(r, "arrived", phase);
         s->resent[phase] = real_at(r, "resent", phase);
-    }
-}
-
-void resume_products(const json_t *saved, const char *details, struct product_choices *out) {
-    const json_t *list = json_object_get(saved, "products");
-    const char *backend = json_string_value(json_object_get(saved, "backend"));
-    const size_t count = json_array_size(list);
-    if (!backend || strcmp(backend, details) || count > PRODUCT_CHOICES) return;
-    for (size_t i = 0; i < count; i++) {
-        const json_t *one = json_array_get(list, i);
-        int32_t number[8];
-        for (size_t k = 0; k < 8; k++)
-            number[k] = (int32_t)json_integer_value(json_array_get(one, k));
-        const struct product_choice c = {number[0], number[1], number[2], number[3],
-                                         number[4], number[5], number[6], number[7]};
-        if (c.place >= 0 && c.place < PRODUCT_PLACES) out->choice[out->count++] = c;
     }
 }
 

@@ -1,9 +1,8 @@
 /* resume.h — writes and reads a training run's state: what a checkpoint holds besides the model.
  *
- *     trainer.json                          how far the run is, its options, the algorithms that
- *                                           --tune chose (products), the version of the library
- *                                           that computes attention (0: none), and the size and
- *                                           checksum of every file, including itself
+ *     trainer.json                          how far the run is, its options, the version of the
+ *                                           library that computes attention (0: none), and the
+ *                                           size and checksum of every file, including itself
  *     optimizer-00001-of-00002.safetensors  the workers that rank 0 of 2 hosts; for each worker W:
  *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
  *                                           (param_layout.h) for which W has moments
@@ -72,12 +71,8 @@ bool resume_is_checkpoint_name(const char *name);
 /* Reads DIR/trainer.json. Returns 0, or -1 after reporting; the caller releases *saved. */
 int resume_open(const char *directory, json_t **saved, struct resume_point *at);
 
-/* Takes the choices of algorithms from trainer.json, if the same backend saved it (its `details`
- * are equal). Otherwise *out does not change. */
-void resume_products(const json_t *saved, const char *details, struct product_choices *out);
-
 /* Returns which attention the saved run used (`library` of struct attention_choice), if the same
- * backend saved it; otherwise -1. */
+ * backend saved it (its `details` are equal); otherwise -1. */
 int resume_attention(const json_t *saved, const char *details);
 
 /* ---- saving ---- */

@@ -149,8 +149,7 @@ static void look_at_device(const struct options *o, int local_rank,
     if (o->device != DEVICE_CPU)
         be = backend_cuda(needs->bf16 ? DTYPE_BF16 : DTYPE_FLOAT32, local_rank, why, sizeof why);
     out->on_device = be != NULL;
-    if (!be && o->device == DEVICE_CUDA)
-        wrong(out, "--device cuda: %s", why);
+    if (!be && o->device == DEVICE_CUDA) wrong(out, "--device cuda: %s", why);
     if (!be) be = backend_cpu(o->dtype == OPTION_DTYPE_BF16 ? DTYPE_BF16 : DTYPE_FLOAT32);
     snprintf(out->device, sizeof out->device, "%s", be->details);
     out->gflops = measure_product(be);

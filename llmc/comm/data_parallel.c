@@ -10,7 +10,6 @@
 #include "llmc/memory/memory_check.h"
 #include "llmc/comm/settings.h"
 #include "llmc/comm/attention_choice.h"
-#include "llmc/comm/tune.h"
 #include "llmc/log/error.h"
 
 bool data_parallel_is_lossless(const struct data_parallel *d) {
@@ -45,9 +44,7 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);
     run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
     if (memory_check(d->options, &d->world, &d->layout->config, &run)) return -1;
-    const int tokens = batch * seq; /* of a product */
     if (!training) return 0;
-    if (tune_products(d->options, &d->layout->config, tokens, d->be, &d->world, tell)) return -1;
     return attention_choose(d->options, &d->layout->config, batch, seq, d->be, &d->world, tell);
 }
 

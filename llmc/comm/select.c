@@ -79,9 +79,9 @@ static int find_device(const struct options *o, const struct llama_config *c,
         snprintf(mine->host, sizeof mine->host, "?");
     run->run.device = true;
     run->run.dtype = o->dtype == OPTION_DTYPE_FLOAT32 ? DTYPE_FLOAT32 : DTYPE_BF16;
-    out->backend = o->device == DEVICE_CPU
-                       ? NULL
-                       : backend_cuda(run->run.dtype, world->local_rank, mine->why, sizeof mine->why);
+    out->backend = o->device == DEVICE_CPU ? NULL
+                                           : backend_cuda(run->run.dtype, world->local_rank,
+                                                          mine->why, sizeof mine->why);
     if (out->backend) {
         mine->on_device = true;
         snprintf(mine->device, sizeof mine->device, "%s", out->backend->device);

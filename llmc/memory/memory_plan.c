@@ -152,8 +152,7 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
         bf16 && cudnn_attention_takes(c->head_size)
             ? cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size)
             : 0;
-    return cudnn + logits + (attention > norm ? attention : norm) +
-           MEMORY_PLAN_OPENED_BYTES;
+    return cudnn + logits + (attention > norm ? attention : norm) + MEMORY_PLAN_OPENED_BYTES;
 }
 
 /* The same on a CPU. */

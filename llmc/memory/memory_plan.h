@@ -36,11 +36,11 @@ struct memory_plan_settings {
     /* Sizes of all groups, where each rank has one worker, and run.group does not count; NULL:
      * none. */
     const int *group_sizes;
-    int members;       /* workers in this rank's group */
-    int batch, seq;    /* of a micro-batch */
-    int sets, threads; /* CPU: sets of activations, and threads that compute; 0: 1 */
-    bool cudnn;        /* it may compute attention */
-    bool remembers;    /* it keeps keys and values of all layers, to generate text */
+    int members;              /* workers in this rank's group */
+    int batch, seq;           /* of a micro-batch */
+    int sets, threads;        /* CPU: sets of activations, and threads that compute; 0: 1 */
+    bool cudnn;               /* it may compute attention */
+    bool remembers;           /* it keeps keys and values of all layers, to generate text */
     enum recompute recompute; /* not auto */
     double network_bytes;     /* what the network layer needs, mainly receive buffers */
     struct memory_plan_wire wire;

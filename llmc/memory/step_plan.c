@@ -157,9 +157,10 @@ static struct step_plan plan_of_run(const struct llama_config *c,
 void step_plan_print(const struct llama_config *c, const struct memory_plan_settings *s,
                      bool overlap) {
     struct step_plan plan[GPUS];
-    printf("\nExpected milliseconds of a step, one GPU for each worker, by a model of rates\n(on an "
-           "H100 1.1B took 0.97 of it, 7B-shaped layers 1.02; --recompute %s)\n  %-20s",
-           recompute_names[s->recompute], "");
+    printf(
+        "\nExpected milliseconds of a step, one GPU for each worker, by a model of rates\n(on an "
+        "H100 1.1B took 0.97 of it, 7B-shaped layers 1.02; --recompute %s)\n  %-20s",
+        recompute_names[s->recompute], "");
     for (int g = 0; g < GPUS; g++) {
         plan[g] = plan_of_run(c, s, &gpus[g], overlap);
         printf(" %10s", gpus[g].name);

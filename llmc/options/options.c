@@ -81,10 +81,6 @@ static const struct lossynet_option table[] = {
            "none|norms|attention|block|auto",
            "which activations the backward pass computes again instead of keeping them, to save "
            "memory. auto: the fewest with which the run fits the device"),
-    SWITCH(
-        "tune", tune, IF_GPU,
-        "cuda: time the algorithms for matrix products at the start, and use the fastest. Results "
-        "may then differ in the last bits from run to run. A checkpoint keeps the choice"),
     ONE_OF("attention", attention, IF_GPU, "own", attention_names, "own|cudnn|auto",
            "cuda in bf16: compute attention with this program's kernels or with cuDNN's, which "
            "differ in the last bits. cuDNN's need 2 bytes for each logit of a layer. auto: cuDNN's "

@@ -41,7 +41,6 @@ struct options {
     const char *model_given;               /* --meet: before --resume auto found a checkpoint */
     int vocabulary;                        /* 0: from the data */
     int device, dtype, recompute, threads; /* recompute: as in activations.h */
-    bool tune;
     int attention;
     double memory; /* bytes / 1e9; 0: as much as is free */
     /* data */

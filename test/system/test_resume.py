@@ -340,6 +340,24 @@ def test_other_options_are_named(data, tmp_path):
     assert "cannot be identical:\n  packet_bytes was 512, is 1024\n" in done.stdout
 
 
+def rewrite(path, saved, again):
+    """Writes trainer.json with the checksum that `again`, which resumes from it, expects."""
+    path.write_text(json.dumps(saved))
+    saved["xxh128"] = re.search(r"its checksum is (\w+)", one_line(run(*again), 1))[1]
+    path.write_text(json.dumps(saved))
+
+
+def test_an_older_checkpoint_has_products_of_chosen_algorithms(data, tmp_path):
+    succeed(*settings(data, tmp_path / "a"))
+    path = checkpoint(tmp_path / "a", 6) / "trainer.json"
+    again = settings(data, tmp_path / "b", resume=path.parent, overwrite=True)
+    saved = json.loads(path.read_text())
+    rewrite(path, {**saved, "products": []}, again)
+    assert "bit for bit" in succeed(*again).stdout
+    rewrite(path, {**saved, "products": [[64, 64, 64, 0, 1, 1, 1, 5]]}, again)
+    assert "products were computed by algorithms that --tune chose" in succeed(*again).stdout
+
+
 def test_an_older_checkpoint_names_the_phases_apart(data, tmp_path):
     """What is one option with two values was one option for each phase, beside that for both."""
     apart = {"loss-rate": 0.1, "gradient-loss-rate": 0.2, "parameter-loss-rate": 0.0, "repair": "auto",
@@ -349,10 +367,8 @@ def test_an_older_checkpoint_names_the_phases_apart(data, tmp_path):
     saved = json.loads(path.read_text())
     assert saved["options"]["loss-rate"] == [0.2, 0.0]
     saved["options"].update(apart)
-    path.write_text(json.dumps(saved))
     again = settings(data, tmp_path / "b", loss_rate="0.2,0", resume=path.parent)
-    saved["xxh128"] = re.search(r"its checksum is (\w+)", one_line(run(*again), 1))[1]
-    path.write_text(json.dumps(saved))
+    rewrite(path, saved, again)
     assert "bit for bit" in succeed(*again).stdout
 
 

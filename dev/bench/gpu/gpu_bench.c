@@ -3,12 +3,9 @@
  *   gpu_bench peak SIZE BYTES               a product of SIZE cubed in bf16; a copy of BYTES
  *   gpu_bench host SIZE BYTES               copies of BYTES to and from pinned memory, alone and
  *                                           beside products
- *   gpu_bench algorithms COUNT N C F H K D V
- *                                           a model's products by each of cuBLASLt's first COUNT
- *                                           choices
- *   gpu_bench step PRESET LAYERS B T STEPS [tune|cudnn LOSS]
+ *   gpu_bench step PRESET LAYERS B T STEPS [cudnn LOSS]
  *                                           training steps; LAYERS 0: as many as the memory holds;
- *                                           with --tune or --attention cudnn, and compared
+ *                                           with --attention cudnn, and compared
  *                                           with LOSS, that of the last step without it
  *   gpu_bench attention B T H K D [cudnn]   forward and backward, by our kernels or by cuDNN's
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
@@ -22,13 +19,8 @@
 #include "dev/bench/gpu/gpu_model.h"
 #include "llmc/comm/settings.h"
 #include "llmc/backend/cuda/attention/cudnn_plan.h"
-#include "llmc/model/products.h"
 #include "lossynet/base/wire.h"
 #include "lossynet/partition/partition.h"
-
-#include <errno.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* ---- timing ------------------------------------------------------------------------------- */
 
@@ -95,74 +87,6 @@ static int peak(int size, size_t bytes) {
     return 0;
 }
 
-/* ---- what cuBLASLt's heuristic may leave out ------------------------------------------------- */
-
-struct product_of {
-    struct model_product shape;
-    tensor *x, *y, *w;
-    float *dw;
-    int pass;
-};
-
-static void pass_once(void *context) {
-    const struct product_of *p = (const struct product_of *)context;
-    const int N = p->shape.N, I = p->shape.I, O = p->shape.O;
-    if (p->pass == 0) be->matmul_forward(p->y, p->x, p->w, N, I, O);
-    if (p->pass == 1) be->matmul_backward_input(p->x, p->y, p->w, N, I, O, false);
-    if (p->pass == 2) be->matmul_backward_weight(p->dw, p->y, p->x, N, I, O, false);
-}
-
-static int time_products(int place, const int *n) {
-    static const char *const passes[] = {"forward", "input", "weights"};
-    const struct llama_config c = {.width = n[1],
-                                   .hidden = n[2],
-                                   .heads = n[3],
-                                   .kv_heads = n[4],
-                                   .head_size = n[5],
-                                   .vocabulary = n[6]};
-    struct model_product all[MODEL_PRODUCTS];
-    model_products(&c, n[0], backend_cuda_logits_rows(n[0], n[6], be->element_bytes), all);
-    for (int i = 0; i < MODEL_PRODUCTS; i++) {
-        const int N = all[i].N, I = all[i].I, O = all[i].O;
-        struct product_of p = {.shape = all[i],
-                               .x = filled(be, (size_t)N * I, 1, false),
-                               .y = filled(be, (size_t)N * O, 1, false),
-                               .w = filled(be, (size_t)O * I, 1, false),
-                               .dw = (float *)filled(be, (size_t)O * I, 1, true)};
-        for (p.pass = 0; p.pass < 3; p.pass++) {
-            printf("{\"what\": \"algorithm\", \"name\": \"%s, %s\", \"shape\": \"%d x %d x %d\", "
-                   "\"place\": %d, \"flops\": %.9g, \"seconds\": %.9g}\n",
-                   all[i].name, passes[p.pass], N, I, O, place, 2.0 * N * I * O,
-                   seconds_of(pass_once, &p));
-            fflush(stdout);
-        }
-        be->release(p.x), be->release(p.y), be->release(p.w), be->release(p.dw);
-    }
-    return 0;
-}
-
-/* Runs a process for each choice, which takes effect when it opens the device. Returns the exit
- * code. */
-static int algorithms(int count, const int *n) {
-    int failed = 0, status = 0;
-    for (int place = 0; place < count; place++) {
-        const pid_t child = fork();
-        if (child < 0) return log_error("fork: %s", strerror(errno)), 1;
-        if (child == 0) {
-            char text[16], why[256];
-            snprintf(text, sizeof text, "%d", place);
-            setenv("TRAIN_LLAMA2_PRODUCT", text, 1);
-            be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
-            if (!be) log_error("%s", why), _exit(NO_DEVICE);
-            waited_for = (float *)be->allocate(sizeof *waited_for);
-            _exit(time_products(place, n) ? 1 : 0);
-        }
-        failed |= waitpid(child, &status, 0) != child || status != 0;
-        if (failed && WIFEXITED(status) && WEXITSTATUS(status) == NO_DEVICE) return NO_DEVICE;
-    }
-    return failed;
-}
-
 /* ---- between host and device --------------------------------------------------------------- */
 
 struct host_copies {
@@ -218,19 +142,18 @@ static int host(int size, size_t bytes) {
 /* loss: the last of the same steps, computed by default; 0: these are computed by default. A step
  * learns much of its one batch, so the last loss can be near 0, and a relative error of it says
  * little. Of the first loss, cuDNN's is off by 0.001% (1.1B on an H100). */
-static int step(const char *preset, int layers, int B, int T, int steps, enum way way,
-                double loss) {
+static int step(const char *preset, int layers, int B, int T, int steps, bool cudnn, double loss) {
     const double bound = 0.01; /* of the first loss */
     struct trained x;
-    if (train_a_while(preset, layers, B, T, steps, way, &x)) return -1;
+    if (train_a_while(preset, layers, B, T, steps, cudnn, &x)) return -1;
     printf("{\"what\": \"step\", \"model\": \"%s\", \"layers\": %d, \"of_layers\": %d, "
            "\"batch\": %d, \"seq\": %d, \"recompute\": \"%s\", \"seconds\": %.9g, "
            "\"flops_6n\": %.9g, \"flops\": %.9g, \"parameters\": %.0f, \"used_bytes\": %.0f, "
            "\"estimated_bytes\": %.0f, \"first_loss\": %.6g, \"last_loss\": %.6g, "
-           "\"timed_shapes\": %d, \"cudnn\": %d}\n",
+           "\"cudnn\": %d}\n",
            preset, x.layers, x.of_layers, B, T, recompute_names[x.recompute], x.seconds, x.flops_6n,
            x.flops, x.parameters, x.used_bytes, x.estimated_bytes - MEMORY_PLAN_OPENED_BYTES,
-           x.first_loss, x.last_loss, be->product_choices->count, be->attention_choice->library);
+           x.first_loss, x.last_loss, be->attention_choice->library);
     fflush(stdout);
     if (!isfinite(x.last_loss)) return log_error("the loss is %g", x.last_loss);
     const double error = loss > 0 ? fabs(x.last_loss - loss) / x.first_loss : 0;
@@ -542,12 +465,9 @@ int main(int argc, char **argv) {
     int n[8] = {0};
     const char *what = argc > 1 ? argv[1] : "";
     for (int i = 2; i < argc && i < 10; i++) n[i - 2] = atoi(argv[i]);
-    if (!strcmp(what, "algorithms") && argc == 10) return algorithms(n[0], n + 1);
     if (!strcmp(what, "train")) return train_once(argc - 1, argv + 1) ? 1 : 0;
     const bool steps = !strcmp(what, "step") && (argc == 7 || argc == 9);
-    const bool tune = steps && argc == 9 && !strcmp(argv[7], "tune");
     const bool cudnn = argc > 7 && !strcmp(argv[7], "cudnn");
-    const enum way way = tune ? WAY_TUNE : steps && cudnn ? WAY_CUDNN : WAY_PLAIN;
     be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
     if (!be) return log_error("%s", why), NO_DEVICE;
     if (cudnn && !cudnn_attention_open(why, sizeof why)) return log_error("%s", why), NO_DEVICE;
@@ -555,8 +475,8 @@ int main(int argc, char **argv) {
     int failed = 2;
     if (!strcmp(what, "peak") && argc == 4) failed = peak(n[0], strtoull(argv[3], NULL, 10));
     if (!strcmp(what, "host") && argc == 4) failed = host(n[0], strtoull(argv[3], NULL, 10));
-    if (steps && (argc == 7 || way != WAY_PLAIN))
-        failed = step(argv[2], n[1], n[2], n[3], n[4], way, argc == 9 ? atof(argv[8]) : 0);
+    if (steps && (argc == 7 || cudnn))
+        failed = step(argv[2], n[1], n[2], n[3], n[4], cudnn, argc == 9 ? atof(argv[8]) : 0);
     if (!strcmp(what, "attention") && argc == 7 + cudnn)
         failed = attention(n[0], n[1], n[2], n[3], n[4], cudnn);
     if (!strcmp(what, "kernels") && argc == 9)

@@ -11,9 +11,6 @@
  *                                   train_llama2's options: a run in one process, and a run in R
  *                                   processes that meet at ADDRESS and exchange over UDP, must
  *                                   give the same losses and the same model
- *   gpu_check tuned OPTIONS ...     train_llama2's options: a run with --tune, and the same run
- *                                   twice with the algorithms that it chose, as --resume goes on
- *                                   with a run, must give the same losses and the same model
  *
  * Prints a JSON object per line. Exits with 1 when something is wrong, and with 77 when a run
  * cannot be judged.
@@ -194,8 +191,7 @@ enum { MOST_STEPS = 100 };
 struct outcome { /* of a run; in memory that the processes share */
     int steps;
     double loss[MOST_STEPS], norm[MOST_STEPS], arrived[MOST_STEPS];
-    uint64_t model;                 /* hash of the parameters */
-    struct product_choices choices; /* before a run: to use; after it: used */
+    uint64_t model; /* hash of the parameters */
 };
 
 static uint64_t hash_of(const float *x, size_t n) {
@@ -208,15 +204,6 @@ static uint64_t hash_of(const float *x, size_t n) {
     return hash;
 }
 
-/* Sets the algorithms of products, before a run begins. */
-static int take(const struct product_choices *choices) {
-    char why[256];
-    const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
-    if (!be) return log_error("%s", why);
-    *be->product_choices = *choices;
-    return 0;
-}
-
 /* Computes the steps of a run, without its log; rank 0 writes the outcome to *out. */
 static int train_as(const struct lossynet_world *world, int argc, char **argv,
                     struct outcome *out) {
@@ -226,7 +213,6 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     if (options_parse(argc, argv, &o)) return -1;
     comm_choose_wire(&o, o.net.workers ? o.net.workers : world->ranks);
     if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
-    if (out->choices.count > 0 && take(&out->choices)) return -1;
     t.run.options = &o;
     t.run.world = *world;
     trainer_begin(&t);
@@ -250,10 +236,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     struct named_tensor *tensors = param_layout_tensor_list(&t.layout, host, &count);
     if (!tensors || data_parallel_copy_model(&t.dp, tensors, count)) return -1;
     free(tensors);
-    if (!world->rank) {
-        out->model = hash_of(host, t.layout.count);
-        if (t.be->product_choices) out->choices = *t.be->product_choices;
-    }
+    if (!world->rank) out->model = hash_of(host, t.layout.count);
     free(host);
     trainer_release(&t);
     return 0;
@@ -339,31 +322,6 @@ static int ranks(int several, const char *address, int argc, char **argv) {
                      out[1].norm[differs], several);
 }
 
-/* ---- the algorithms of --tune ------------------------------------------------------------- */
-
-static int tuned(int argc, char **argv) {
-    enum { RUNS = 3 };
-    struct outcome *out = (struct outcome *)mmap(NULL, RUNS * sizeof *out, PROT_READ | PROT_WRITE,
-                                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (out == MAP_FAILED) return log_out_of_memory("what runs share", RUNS * sizeof *out);
-    bool same = true;
-    int others = 0;
-    for (int run = 0; run < RUNS; run++) {
-        out[run].choices = out->choices;
-        if (run_ranks(1, "", argc, argv, out + run)) return -1;
-        if (!out->choices.count) return log_error("--tune: an error, since no product was timed");
-        same = same && same_outcome(out, out + run) && out[run].choices.count == out->choices.count;
-    }
-    for (int i = 0; i < out->choices.count; i++) others += out->choices.choice[i].place > 0;
-    const int last = out->steps - 1;
-    printf("{\"what\": \"tuned\", \"steps\": %d, \"shapes\": %d, \"other_algorithms\": %d, "
-           "\"last_losses\": [%.9g, %.9g, %.9g], \"good\": %s}\n",
-           out->steps, out->choices.count, others, out[0].loss[last], out[1].loss[last],
-           out[2].loss[last], same ? "true" : "false");
-    fflush(stdout);
-    return same ? 0 : log_error("runs with the same algorithms gave other bits, or timed again");
-}
-
 int main(int argc, char **argv) {
     char why[256];
     const char *what = argc > 1 ? argv[1] : "";
@@ -386,7 +344,6 @@ int main(int argc, char **argv) {
         const int status = ranks(atoi(argv[2]), argv[3], argc - 3, argv + 3);
         return status < 0 ? 1 : status;
     }
-    if (argc > 2 && !strcmp(what, "tuned")) return tuned(argc - 1, argv + 1) ? 1 : 0;
     fprintf(stderr, "gpu_check: see the first lines of dev/bench/gpu/gpu_check.c\n");
     return 2;
 }

@@ -20,10 +20,9 @@ make, and needs PyTorch only for the comparison. Nothing is downloaded. The part
     speed      a large product and a large copy, copies from and to the host, training steps, attention,
                every kernel
     races      compute-sanitizer's racecheck on attention, whose kernels share most memory
-    pytorch    the same in PyTorch; then further shapes of our steps, and cuBLASLt's other algorithms
+    pytorch    the same in PyTorch; then further shapes of our steps
     lossy      8 and 16 workers on the GPU at 0, 20 and 40% loss, with --plain and by default
-    variants   the first of the training steps with --tune and with --attention cudnn, and attention
-               by cuDNN; whether the same algorithms give the same bits
+    cudnn      the first of the training steps with --attention cudnn, and attention by cuDNN
     sanitizer  compute-sanitizer on the operator tests
 
 Each check and each measurement is a process with a time limit. Its output is kept, even if it is ended. One that
@@ -54,9 +53,9 @@ import gpu_build
 from gpu_report import good, write_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-PARTS = ("build", "right", "speed", "races", "pytorch", "lossy", "variants", "sanitizer")
+PARTS = ("build", "right", "speed", "races", "pytorch", "lossy", "cudnn", "sanitizer")
 # These parts share a log, since a lent machine may return only eight files.
-LOGS = {"variants": "speed", "races": "sanitizer"}
+LOGS = {"cudnn": "speed", "races": "sanitizer"}
 DONE, WRONG, OUT_OF_TIME = "done", "wrong", "out of time"
 NOT_REACHED, NOT_POSSIBLE = "not reached", "not possible"
 SKIPPED = 77  # exit code of a check that cannot be made here
@@ -81,7 +80,6 @@ FULL = dict(
     backends=["flash", "cudnn"],
     # N, C, F, H, K, D, V
     kernels=[(16384, 2048, 5632, 32, 4, 64, 32000), (8192, 4096, 11008, 32, 32, 128, 32000)],
-    algorithms=16,  # of cuBLASLt's choices
     lossy=dict(model="42M", batch=4, seq=512, lr=1e-3, steps=200, eval_sequences=64),
     workers=[8, 16], losses=[0, 0.2, 0.4], device="cuda", seconds="0.2")
 TINY = dict(
@@ -97,7 +95,6 @@ TINY = dict(
     attention=[(1, 33, 2, 1, 64)],
     backends=["math"],
     kernels=[(9, 64, 40, 2, 1, 32, 72)],
-    algorithms=2,
     lossy=dict(model="260K", batch=1, seq=16, lr=1e-3, steps=2, eval_sequences=2),
     workers=[2, 3], losses=[0, 0.4], device="cpu", seconds="0")
 # The same bits in one process and in several. With a worker in each, a GPU keeps float32 only of what its worker
@@ -232,11 +229,6 @@ class Tasks:
         for shape in s["more_steps"]:
             yield self.step("pytorch", *shape)
             yield self.torch_step(s["modes"][0], *shape)
-        for shape in s["kernels"]:
-            task = self.ours("pytorch", f"algorithms {joined(shape)}", 90, "gpu_bench", "algorithms",
-                             s["algorithms"], *shape)
-            task.environment = {} if self.options.emulated else {"GPU_BENCH_SECONDS": "0.05"}
-            yield task
 
     def lossy(self):
         """All runs with the same number of workers train the same steps on the same text: as in the paper, and by
@@ -254,23 +246,19 @@ class Tasks:
                     "--eval-every=0", f"--eval-sequences={s['eval_sequences']}",
                     text=text, model=s["model"], rule=rule)
 
-    def variants(self):
-        """Each variant is compared with the same steps of `speed`: their last losses must be close."""
+    def cudnn(self):
+        """The steps are compared with the same steps of `speed`: their last losses must be close."""
         model, _, batch, seq, steps = self.shapes["steps"][0]
         base = f"step {model} {batch}x{seq}"
-        for way in ("tune", "cudnn"):
-            def command(way=way):
-                plain = self.results.get(base)
-                return good(plain) and [self.programs / "gpu_bench", "step", model, plain["layers"], batch,
-                                        seq, steps, way, plain["last_loss"]]
-            yield Task("variants", f"{way} {model} {batch}x{seq}", 90, command,
-                       why=f"no '{base}' to stand beside", more={"base": base, "way": way})
+        def command():
+            plain = self.results.get(base)
+            return good(plain) and [self.programs / "gpu_bench", "step", model, plain["layers"], batch, seq, steps,
+                                    "cudnn", plain["last_loss"]]
+        yield Task("cudnn", f"cudnn {model} {batch}x{seq}", 90, command, why=f"no '{base}' to stand beside",
+                   more={"base": base})
         for shape in self.shapes["attention"]:
-            yield self.ours("variants", f"attention {joined(shape)} by cuDNN", 40, "gpu_bench", "attention",
+            yield self.ours("cudnn", f"attention {joined(shape)} by cuDNN", 40, "gpu_bench", "attention",
                             *shape, "cudnn")
-        train, _, _ = self.tokens()
-        yield self.ours("variants", "three runs with --tune", 60, "gpu_check", "tuned", *self.train,
-                        *self.shapes["ranks"], "--workers=4", f"--train={train}", "--tune")
 
     def races(self):
         yield self.sanitized("racecheck of attention", ["racecheck"], 60,

@@ -9,7 +9,6 @@
 
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/comm/attention_choice.h"
-#include "llmc/comm/tune.h"
 #include "llmc/util/random.h"
 
 #include <time.h>
@@ -183,16 +182,11 @@ struct trained { /* results of some training steps */
     double first_loss, last_loss;
 };
 
-/* How a step is computed: by default, or with --tune or --attention cudnn. */
-enum way { WAY_PLAIN, WAY_TUNE, WAY_CUDNN };
-
 /* Times `steps` steps of a preset with `layers` layers (0: as many as the memory holds) in bf16,
  * after one that is not timed. Returns 0, or -1 after reporting. */
-static int train_a_while(const char *preset, int layers, int B, int T, int steps, enum way way,
+static int train_a_while(const char *preset, int layers, int B, int T, int steps, bool cudnn,
                          struct trained *out) {
-    const struct options o = {.tune = way == WAY_TUNE,
-                              .attention =
-                                  way == WAY_CUDNN ? OPTION_ATTENTION_CUDNN : OPTION_ATTENTION_OWN};
+    const struct options o = {.attention = cudnn ? OPTION_ATTENTION_CUDNN : OPTION_ATTENTION_OWN};
     const struct lossynet_world alone = {.ranks = 1, .local_ranks = 1};
     struct llama_config c;
     struct bench x;
@@ -203,14 +197,13 @@ static int train_a_while(const char *preset, int layers, int B, int T, int steps
     if (config_preset(preset, &c)) return -1;
     c.vocabulary = strcmp(preset, "260K") ? 32000 : 500;
     struct memory_plan_settings s = settings_of(B, T);
-    s.cudnn = way == WAY_CUDNN;
+    s.cudnn = cudnn;
     const double available = (double)be->memory_free();
     out->of_layers = c.layers;
     if (layers) c.layers = layers;
     while (!memory_plan_choose_recompute(&c, &s, available, &out->estimated_bytes) && !layers &&
            c.layers > 1)
         c.layers--;
-    if (tune_products(&o, &c, B * T, be, &alone, false)) return -1;
     if (attention_choose(&o, &c, B, T, be, &alone, false)) return -1;
     if (bench_open(&x, be, &c, B, T, s.recompute, true)) return -1;
     double start = 0;

@@ -88,23 +88,6 @@ def kernel_rows(results, copy):
                        f"{1e6 * x['seconds']:.4g}", f"{rate / 1e9:.4g}", percent(rate / copy))
 
 
-def algorithm_rows(results):
-    """For each product: the first choice of cuBLASLt's heuristic, and the fastest algorithm measured."""
-    for key, entry in results.items():
-        if not key.startswith("algorithms "):
-            continue
-        products = {}
-        for x in entry["lines"]:
-            products.setdefault((x["name"], x["shape"]), {})[x["place"]] = x
-        for (name, shape), places in products.items():
-            if 0 not in places:
-                continue
-            best = min(places.values(), key=lambda x: x["seconds"])
-            rate = lambda x: f"{x['flops'] / x['seconds'] / 1e12:.4g}"
-            yield (name, shape, rate(places[0]), rate(best), best["place"],
-                   percent(places[0]["seconds"] / best["seconds"] - 1))
-
-
 def lossy_rows(results):
     for key, x in results.items():
         if not key.startswith("lossy ") or not good(x):
@@ -118,12 +101,12 @@ def lossy_rows(results):
                f"{x['tokens'] / x['seconds']:.4g}")
 
 
-def variant_rows(results):
-    """A variant has a row even if its loss is wrong."""
+def cudnn_rows(results):
+    """Steps have a row even if their loss is wrong."""
     for x in results.values():
         base = results.get(x.get("base"))
         if good(base) and "seconds" in x:
-            yield (f"{x['model']}, {x['batch']} x {x['seq']}", x["way"], x["recompute"],
+            yield (f"{x['model']}, {x['batch']} x {x['seq']}", x["recompute"],
                    f"{1e3 * x['seconds']:.4g}", f"{x['batch'] * x['seq'] / x['seconds']:.5g}",
                    f"{base['seconds'] / x['seconds']:.2f}x", f"{x['last_loss']:.5g}", f"{base['last_loss']:.5g}",
                    f"{100 * (x['last_loss'] - base['last_loss']) / base['first_loss']:+.3f}%")
@@ -182,11 +165,6 @@ def write_report(path, results, shapes):
     text += table(["shape", "forward us", "TFLOP/s", "of peak", "PyTorch us", "ratio",
                    "backward us", "TFLOP/s", "of peak", "PyTorch us", "ratio"],
                   attention_rows(results, peak))
-    text += ["", "## Choices of cuBLASLt", "",
-             "A product takes the heuristic's first algorithm; the fastest of its others, and what that would "
-             "gain (llmc/backend/cuda/product.cu says why it is not taken).", ""]
-    text += table(["product", "shape", "first, TFLOP/s", "best, TFLOP/s", "place", "gain"],
-                  algorithm_rows(results))
     text += ["", "## What memory bounds", "",
              "Bytes an operation must read and write once. One that does nothing but wait for the "
              "host (sum_of_squares) has that in its time. "
@@ -201,10 +179,9 @@ def write_report(path, results, shapes):
                  "rate end some 10% apart by chance: with one other seed, or one other type on the wire.", ""]
     text += table(["workers", "loss", "rule", "tokens", "perplexity", "of a replica", "change", "drift",
                    "formula", "lost: gradients, parameters", "tokens/s"], lossy_rows(results))
-    text += ["", "## With --tune and --attention cudnn", "",
-             "The same steps as above; beside them, those with cuBLASLt's first algorithms and "
-             "our attention. "
+    text += ["", "## With --attention cudnn", "",
+             "The same steps as above; beside them, those with our attention. "
              "The change of the last loss is given as a share of the first loss; bar: 1%.", ""]
-    text += table(["model", "with", "recompute", "ms", "tokens/s", "ratio", "last loss", "by default",
-                   "change"], variant_rows(results))
+    text += table(["model", "recompute", "ms", "tokens/s", "ratio", "last loss", "with ours",
+                   "change"], cudnn_rows(results))
     path.write_text("\n".join(text) + "\n", encoding="utf-8")

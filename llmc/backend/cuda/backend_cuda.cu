@@ -293,9 +293,8 @@ static void rmsnorm_backward(tensor *dx, float *dw, const tensor *dout, const te
 /* out (N, O) = x (N, I) w (O, I)^T; rows of out are `row` elements apart */
 static void product_forward(element *out, size_t row, const element *x, const element *w, int N,
                             int I, int O) {
-    const struct product p = {
-        false,        true,         N,     O,    I,   (size_t)I, (size_t)I, row,
-        working_type, working_type, false};
+    const struct product p = {false,        true,         N,    O, I, (size_t)I, (size_t)I, row,
+                              working_type, working_type, false};
     device_product(out, x, w, &p);
 }
 
@@ -303,8 +302,7 @@ static void product_forward(element *out, size_t row, const element *x, const el
 static void product_backward_input(element *dx, const element *dout, size_t row, const element *w,
                                    int N, int I, int O, bool accumulate) {
     const struct product p = {
-        false,        false,        N,          I,    O,   row, (size_t)I, (size_t)I,
-        working_type, working_type, accumulate};
+        false, false, N, I, O, row, (size_t)I, (size_t)I, working_type, working_type, accumulate};
     device_product(dx, dout, w, &p);
 }
 
@@ -312,8 +310,7 @@ static void product_backward_input(element *dx, const element *dout, size_t row,
 static void product_backward_weight(float *dw, const element *dout, size_t row, const element *x,
                                     int N, int I, int O, bool accumulate) {
     const struct product p = {
-        true,         false,         O,          I,    N,   row, (size_t)I, (size_t)I,
-        working_type, DTYPE_FLOAT32, accumulate};
+        true, false, O, I, N, row, (size_t)I, (size_t)I, working_type, DTYPE_FLOAT32, accumulate};
     device_product(dw, dout, x, &p);
 }
 
@@ -660,7 +657,6 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.device = device_identity();
     b.element_bytes = b.weight_bytes = sizeof(element);
     b.on_device = true;
-    b.product_choices = device_product_choices();
     b.clock = seconds;
     if (working_type == DTYPE_BF16) { /* cuDNN's is not for float32 */
         b.attention_choice = &by_cudnn.choice;

@@ -157,6 +157,5 @@ struct product {
     bool accumulate;
 };
 void device_product(void *out, const void *a, const void *b, const struct product *product);
-struct product_choices *device_product_choices(void); /* see backend.h */
 
 #endif

@@ -19,22 +19,19 @@
  *
  * It takes 10 to 100 us to ask cuBLASLt's heuristic which algorithm suits a shape, so answers are
  * kept. Only algorithms that sum in float32 in a fixed order are taken: none that rounds partial
- * sums to the output's type, or adds them in the order of arrival. The heuristic's first is taken,
- * unless there is a choice for the product's shape (product_choice.h; --tune times the first 16).
- * For all other shapes TRAIN_LLAMA2_PRODUCT=K takes the one K places after the first, if there are
- * so many (gpu_bench.c times them). K must be the same on all ranks; they compare it in `details`
- * (backend.h).
+ * sums to the output's type, or adds them in the order of arrival. The heuristic's first is taken.
+ * To time its others would save 2% of a step of 1.1B on an H100, but two runs could then choose
+ * differently, and so compute other bits.
  *
  * The library is 500 MB large and takes 0.1 s to load, so it is opened with a device and not at
  * start. */
 #include "llmc/backend/cuda/product.h"
+#include "llmc/backend/cuda/device.h"
 #include "llmc/backend/cuda/streams.h"
-#include "llmc/backend/cuda/product_choice.h"
 #include "llmc/log/error.h"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
-#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +44,7 @@ struct key { /* compared as bytes: no padding */
     int32_t M, N, K;
     uint8_t transpose_a, transpose_b, in, out_type;
     uint16_t aligned_a, aligned_b, aligned_out; /* largest power of two in it, up to 256 bytes */
-    uint8_t accumulate, place;
+    uint16_t accumulate;                        /* 0 or 1 */
 };
 static_assert(sizeof(struct key) == 48, "struct key has padding");
 
@@ -77,9 +74,7 @@ static struct {
     cublasLtHandle_t handle;
     void *workspace;
     struct answer answer[ANSWERS];
-    struct product_choices choices;
-    int place; /* of the heuristic's candidates, the one to take if there is no choice */
-    int next;  /* which of 8 answers to forget when all 8 are used, modulo 8 */
+    int next; /* which of 8 answers to forget when all 8 are used, modulo 8 */
 } lt;
 
 #define CHECK(call) check(call, #call, __LINE__)
@@ -124,13 +119,6 @@ bool product_open(char *why, size_t why_size) {
         snprintf(why, why_size, "cuBLASLt does not start: %s", lt.text(status));
         return false;
     }
-    const char *place = getenv("TRAIN_LLAMA2_PRODUCT");
-    lt.place = place ? atoi(place) : 0;
-    if (lt.place < 0 || lt.place >= PRODUCT_PLACES) {
-        snprintf(why, why_size, "TRAIN_LLAMA2_PRODUCT: expected 0 to %d, got '%s'",
-                 PRODUCT_PLACES - 1, place);
-        return false;
-    }
     lt.workspace = device_allocate(WORKSPACE);
     if (!lt.workspace) {
         snprintf(why, why_size, "the device has no %d MB of memory left (%.3f GB are free)",
@@ -142,16 +130,11 @@ bool product_open(char *why, size_t why_size) {
 
 void product_library(char *text, size_t size) {
     const size_t version = lt.version();
-    const int n = snprintf(text, size, "cuBLASLt %zu.%zu.%zu", version / 10000,
-                           version % 10000 / 100, version % 100);
-    if (lt.place) snprintf(text + n, size - (size_t)n, ", algorithms in place %d", lt.place);
+    snprintf(text, size, "cuBLASLt %zu.%zu.%zu", version / 10000, version % 10000 / 100,
+             version % 100);
 }
 
 /* ---- which algorithm ---- */
-
-struct product_choices *device_product_choices(void) {
-    return &lt.choices;
-}
 
 static uint32_t alignment(const void *p, size_t row_bytes) {
     uintptr_t bits = (uintptr_t)p | row_bytes | 256;
@@ -177,8 +160,8 @@ static void forget(struct answer *x) {
     x->used = false;
 }
 
-/* Fills *x. False: the heuristic has no candidate in the key's place; an earlier one is taken. */
-static bool ask(struct answer *x, const struct key *key) {
+/* Fills *x, with the heuristic's first algorithm. */
+static void ask(struct answer *x, const struct key *key) {
     const cudaDataType in = type_of((enum dtype)key->in), out = type_of((enum dtype)key->out_type);
     const cublasOperation_t op_first = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_second = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -208,26 +191,21 @@ static bool ask(struct answer *x, const struct key *key) {
     WANT(MIN_ALIGNMENT_C_BYTES, third);
     WANT(MIN_ALIGNMENT_D_BYTES, third);
 #undef WANT
-    cublasLtMatmulHeuristicResult_t result[PRODUCT_PLACES];
-    int found = 0, take = key->place;
+    cublasLtMatmulHeuristicResult_t result;
+    int found = 0;
     cublasStatus_t status = lt.heuristic(lt.handle, x->operation, x->first, x->second, x->out,
-                                         x->out, wanted, key->place + 1, result, &found);
-    if (status == CUBLAS_STATUS_SUCCESS) {
-        if (take >= found) take = found - 1;
-        while (take > 0 && result[take].state != CUBLAS_STATUS_SUCCESS) take--;
-        if (found > 0) status = result[take].state;
-    }
+                                         x->out, wanted, 1, &result, &found);
+    if (status == CUBLAS_STATUS_SUCCESS && found > 0) status = result.state;
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
         log_error("cuBLASLt has no algorithm for (%d, %d) x (%d, %d), %s: %s", key->M, key->K,
                   key->K, key->N, key->in == DTYPE_BF16 ? "bf16" : "float32", lt.text(status));
         exit(1);
     }
     CHECK(lt.preference_destroy(wanted));
-    x->algorithm = result[take].algo;
-    x->workspace = result[take].workspaceSize;
+    x->algorithm = result.algo;
+    x->workspace = result.workspaceSize;
     x->key = *key;
     x->used = true;
-    return take == key->place;
 }
 
 static const struct answer *answer(const struct key *key) {
@@ -248,8 +226,7 @@ static const struct answer *answer(const struct key *key) {
 
 /* ---- the product ---- */
 
-static struct key key_of(const void *out, const void *a, const void *b, const struct product *p,
-                         int place) {
+static struct key key_of(const void *out, const void *a, const void *b, const struct product *p) {
     const size_t in = size_of(p->in), result = size_of(p->out_type);
     const struct key key = {(int64_t)p->row_a,
                             (int64_t)p->row_b,
@@ -264,52 +241,17 @@ static struct key key_of(const void *out, const void *a, const void *b, const st
                             (uint16_t)alignment(a, p->row_a * in),
                             (uint16_t)alignment(b, p->row_b * in),
                             (uint16_t)alignment(out, p->row_out * result),
-                            p->accumulate,
-                            (uint8_t)place};
+                            p->accumulate};
     return key;
 }
 
-static cublasStatus_t multiply(void *out, const void *a, const void *b, const struct product *p,
-                               const struct answer *x) {
-    const float one = 1, beta = p->accumulate ? 1 : 0;
-    return lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
-                     out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream());
-}
-
-struct arrays {
-    void *out;
-    const void *a, *b;
-    const struct product *product;
-};
-
-/* Times several products in a row, after one that does not count. INFINITY: no such algorithm. */
-static double seconds_of(void *context, int place) {
-    enum { TIMES = 8 };
-    const struct arrays *x = (const struct arrays *)context;
-    const struct key key = key_of(x->out, x->a, x->b, x->product, place);
-    static struct answer trial;
-    cudaEvent_t begin, end;
-    float milliseconds = 0;
-    if (!ask(&trial, &key)) return INFINITY;
-    if (multiply(x->out, x->a, x->b, x->product, &trial) != CUBLAS_STATUS_SUCCESS) return INFINITY;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    CUDA_CHECK(cudaEventRecord(begin, device_stream()));
-    for (int i = 0; i < TIMES; i++) CHECK(multiply(x->out, x->a, x->b, x->product, &trial));
-    CUDA_CHECK(cudaEventRecord(end, device_stream()));
-    CUDA_CHECK(cudaEventSynchronize(end));
-    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
-    return 1e-3 * milliseconds / TIMES;
-}
-
 void device_product(void *out, const void *a, const void *b, const struct product *p) {
-    struct arrays arrays = {out, a, b, p};
+    const float one = 1, beta = p->accumulate ? 1 : 0;
     char name[64];
     snprintf(name, sizeof name, "a product of %d x %d x %d", p->M, p->N, p->K);
     streams_note(name);
-    const int place = product_place(&lt.choices, p, lt.place, seconds_of, &arrays);
-    const struct key key = key_of(out, a, b, p, place);
-    CHECK(multiply(out, a, b, p, answer(&key)));
+    const struct key key = key_of(out, a, b, p);
+    const struct answer *x = answer(&key);
+    CHECK(lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
+                    out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream()));
 }
