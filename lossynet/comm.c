@@ -128,10 +128,12 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     if (status) return status;
     if (comm->loss.replay && !comm->resources.pool.measuring) status = check_replay(comm);
     if (status) return status;
+    status = ln_names_open(comm, settings);
+    if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
     comm->resources.pool.bytes += sizeof *comm + 4 * table * sizeof(size_t) +
                                   comm->loss.trace_length +
-                                  (size_t)comm->loss.at_count * sizeof *comm->loss.at;
+                                  (size_t)comm->loss.at.count * sizeof *comm->loss.at.entry;
 
     take_averaging(comm);
     take_stats(comm);
@@ -140,8 +142,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     ln_rounds_open(comm, settings);
     ln_arrivals_open(comm,
                      settings->return_masks || settings->error_feedback ||
-                         settings->retransmission_rounds[LOSSYNET_GRADIENT],
-                     settings->retransmission_rounds[LOSSYNET_PARAMETER] != 0);
+                         ln_rounds_most(comm, LOSSYNET_GRADIENT),
+                     ln_rounds_most(comm, LOSSYNET_PARAMETER) != 0);
     if (comm->world.ranks > 1) ln_exchange_open(comm, settings->allocate, settings->release);
     if (settings->error_feedback) ln_feedback_open(comm, settings->residuals);
     ln_retransmission_open(comm);
@@ -176,6 +178,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
                (uint64_t)settings->acknowledge_later << 2);
     hash = ln_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
                   (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
+    hash = ln_at_fingerprint(&comm->names.rounds, hash);
     uint64_t budget;
     memcpy(&budget, &settings->retransmission_budget, sizeof budget);
     hash = ln_mix(hash ^ budget);
@@ -223,10 +226,8 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
 static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                             ln_link_open link_open, lossynet_share share, void *context) {
     int rounds[2];
-    for (int phase = 0; phase < 2; phase++) {
-        const int planned = ln_rounds_planned(settings, (lossynet_phase)phase);
-        rounds[phase] = planned == LOSSYNET_ROUNDS_MEASURED ? LOSSYNET_ROUNDS_MOST : planned;
-    }
+    for (int phase = 0; phase < 2; phase++)
+        rounds[phase] = ln_rounds_most_of(settings, (lossynet_phase)phase);
     const struct ln_transport_settings transport = {
         .world = comm->world,
         .packet_bytes = settings->packet_bytes,
@@ -326,6 +327,7 @@ void lossynet_close(struct lossynet_comm *comm) {
     ln_exchange_close(comm);
     ln_drift_close(comm);
     ln_retransmission_close(comm);
+    ln_names_close(comm);
     ln_feedback_close(comm);
     ln_arrivals_close(comm);
     ln_aside_close(comm);

@@ -153,6 +153,12 @@ typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *se
 struct lossynet_memory; /* of a device; lossynet_trainer.h */
 struct lossynet_residuals;
 
+/* A part of the vector that loss_settings.at and repair_at may name. */
+struct lossynet_tensor {
+    const char *name;    /* parts between dots, such as "model.layers.0.mlp.up_proj.weight" */
+    size_t first, count; /* elements */
+};
+
 enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 5, LOSSYNET_ROUNDS_GIVEN = 16 };
 
 /* The number of rounds, at most LOSSYNET_ROUNDS_MOST, that LOSSYNET_ROUNDS_MEASURED makes at loss
@@ -215,6 +221,12 @@ struct lossynet_settings {
      * exchange for it. With skip_late it goes by the injected loss alone. A number is at most
      * LOSSYNET_ROUNDS_GIVEN. */
     int retransmission_rounds[2];
+    /* Links or tensors with another number of rounds, as loss_settings.at gives rates: "layers.0-3=2:1". A
+     * budget does not bind them. NULL or "none": none */
+    const char *repair_at;
+    const struct lossynet_tensor
+        *tensors; /* [tensor_count]: what these lists may name; NULL: nothing */
+    int tensor_count;
     /* At most this share of a phase's packets to a worker is sent again; packets that have been
      * missing longest come first. 0: no limit. */
     double retransmission_budget;

@@ -282,7 +282,7 @@ enum { LOSSYNET_LEAD_AUTO, LOSSYNET_LEAD_OFF };
 struct lossynet_options {
     double look_ahead;   /* what the caller adds to lossynet_lead */
     double loss_rate[2]; /* by phase: gradients, parameters */
-    const char *loss_model, *loss_at;
+    const char *loss_model, *loss_at, *repair_at;
     int64_t loss_seed; /* -1: 1 */
     int estimator;     /* lossynet_estimator */
     int lead;          /* LOSSYNET_LEAD_ */

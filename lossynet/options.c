@@ -98,10 +98,11 @@ static const struct lossynet_option table[] = {
         "replay:FILE, a recorded run "
         "with late ranks (scripts/late_ranks.py)"),
     STRING("loss-at", loss_at, RESUMED | IF_LOSES, "none", "LIST",
-           "links with another loss rate, separated by commas. 3=0.5: the links from and to worker "
-           "3 lose half; 2-5=1: the link from 2 to 5 loses everything; 6-*=0.15:0: all links from "
-           "6 lose 15% of the gradients and no parameters. The last entry that names a link "
-           "counts"),
+           "links and tensors with another loss rate, separated by commas. 3=0.5: the links from "
+           "and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything; 6-*=0.15:0: "
+           "all links from 6 lose 15% of the gradients and no parameters; layers.0-3=0.5, "
+           "layers.2.mlp, q_proj or embed_tokens: all packets of these tensors. The last entry "
+           "that stands for a packet counts"),
     SEED("loss-seed", loss_seed, RESUMED | IF_LOSES, "-1",
          "seed that decides which packets are dropped; default: --seed"),
     ONE_OF(
@@ -124,6 +125,9 @@ static const struct lossynet_option table[] = {
         "of the gradients stay lost (0.25% with --carry 0), in five rounds at most, and with "
         "--wire-dtype int8 or smaller until at most 12% of the parameters do, in two. Algorithm "
         "lossy"),
+    STRING("repair-at", repair_at, RESUMED | IF_LOSES, "none", "LIST",
+           "links and tensors with another number of rounds, as for --loss-at, which no budget "
+           "limits: layers.0-3=2, lm_head=0:1. Algorithm lossy"),
     REAL("repair-budget", repair_budget, RESUMED | IF_LOSES, "auto", 0, 1e3, "auto|SHARE",
          "send at most this share of a phase's packets again, those that have been "
          "missing longest first, once for each hop; 0: no limit. auto: a fifth, of smaller types "
@@ -366,6 +370,7 @@ void lossynet_options_apply(const struct lossynet_options *o, int ranks, bool on
     s->error_feedback = lossynet_options_carry(o, ranks, on_device) > 0;
     for (int phase = 0; phase < 2; phase++)
         s->retransmission_rounds[phase] = lossynet_options_rounds(o, (lossynet_phase)phase);
+    s->repair_at = o->repair_at;
     s->retransmission_budget = budget_of(o);
     s->drift_samples = o->drift_samples;
     s->record_loss = o->record_loss;

@@ -239,14 +239,25 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
 static lossynet_status check_all(const struct lossynet_world *world,
                                  const struct lossynet_settings *settings) {
     struct lossynet_loss_settings evenly = settings->loss;
-    char why[256];
+    char why[512];
     lossynet_status status = ln_settings_check(world, settings);
     if (status) return status;
     evenly.at = NULL;
     status = ln_loss_check(&evenly, why, sizeof why);
     const bool uneven = !status;
-    if (uneven) status = ln_loss_check(&settings->loss, why, sizeof why);
+    struct ln_loss loss = {0};
+    struct ln_at rounds = {0};
+    if (uneven) status = ln_loss_open(&loss, &settings->loss, why, sizeof why);
     if (status) ln_log("%s: %s", uneven ? "loss-at" : "loss-model", why);
+    if (status) return status;
+    status = ln_repair_at_parse(&rounds, settings, why, sizeof why);
+    if (status) ln_log("%s", why);
+    if (!status && settings->tensors &&
+        (!ln_names_exist(&loss.at, "loss-at", settings) ||
+         !ln_names_exist(&rounds, "repair-at", settings)))
+        status = LOSSYNET_INVALID;
+    ln_loss_close(&loss);
+    ln_at_close(&rounds);
     return status;
 }
 

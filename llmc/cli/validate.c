@@ -91,12 +91,13 @@ int validate_options(const struct options *o, int ranks) {
     struct llama_config c;
     if (views_check(o, ranks)) return 2;
     if (o->meet) ranks = o->meet_ranks;
-    if (check_modes(o, ranks) ||
-        comm_check(o, o->net.workers ? o->net.workers : ranks, o->dry_run ? 1 : ranks))
-        return 2;
+    const int workers = o->net.workers ? o->net.workers : ranks;
+    if (check_modes(o, ranks)) return 2;
+    if (o->dry_run) ranks = 1;
+    if (comm_check(o, workers, ranks)) return 2;
     if (check_tokenizer(o)) return 1;
     if (config_of_model(o->model, &c)) return access(o->model, F_OK) ? 2 : 1;
-    return check_model(o, &c) ? 2 : 0;
+    return check_model(o, &c) || comm_check_names(o, &c, workers, ranks) ? 2 : 0;
 }
 
 /* ---- agreement between ranks ------------------------------------------------------------ */

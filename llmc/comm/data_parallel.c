@@ -68,7 +68,11 @@ static int open_comm(struct data_parallel *d) {
         s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
     if (p->staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
     s.memory = be->on_device && !p->staged ? &memory : NULL;
-    if (lossynet_open(&d->world, &s, &d->comm)) return -1;
+    struct lossynet_tensor *tensors = comm_tensors(d->layout, &s.tensor_count);
+    s.tensors = tensors;
+    const int failed = !tensors || lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
+    free(tensors);
+    if (failed) return -1;
     if (!s.memory && !s.residuals) return 0;
     return exchange_open(&d->vectors.exchange, d->comm, d->world.rank * d->local, d->local,
                          d->workers);

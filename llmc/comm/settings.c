@@ -102,10 +102,30 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
         s.lead = false; /* nothing is lost */
         s.link = LOSSYNET_LINK_MPI;
         memset(s.retransmission_rounds, 0, sizeof s.retransmission_rounds);
+        s.repair_at = NULL;
     }
     if (o->algorithm == ALGORITHM_RPS || o->algorithm == ALGORITHM_RELIABLE)
         s.estimator = LOSSYNET_MEAN; /* of the models that arrived; of everything */
     return s;
+}
+
+struct lossynet_tensor *comm_tensors(const struct param_layout *l, int *count) {
+    enum { NAME = sizeof((struct named_tensor *)0)->name };
+    static float vector[1]; /* for its address alone */
+    size_t n;
+    struct named_tensor *of = param_layout_tensor_list(l, vector, &n);
+    struct lossynet_tensor *tensors = malloc(n * (sizeof *tensors + NAME));
+    char *names = (char *)(tensors + n);
+    for (size_t i = 0; of && tensors && i < n; i++) {
+        tensors[i].name = strcpy(names + i * NAME, of[i].name);
+        tensors[i].first = ((uintptr_t)of[i].data - (uintptr_t)vector) / sizeof *vector;
+        tensors[i].count = model_tensor_elements(&of[i]);
+    }
+    *count = (int)n;
+    if (of && !tensors) log_out_of_memory("the list of tensors", 0);
+    if (!of) free(tensors), tensors = NULL;
+    free(of);
+    return tensors;
 }
 
 struct lossynet_world comm_planned_world(const struct options *o,
@@ -120,12 +140,15 @@ static void report_setting(void *context, const char *message) {
     log_error("--%s", message);
 }
 
-static int check_network(const struct options *o, int workers, int ranks) {
+static int check_network(const struct options *o, int workers, int ranks,
+                         const struct lossynet_tensor *tensors, int count) {
     size_t elements = 1;
     const struct param_layout layout = {.buckets = 1, .bucket_elements = &elements};
     const struct lossynet_world world = {.ranks = ranks, .local_ranks = ranks};
     struct lossynet_settings settings = comm_settings(o, &layout, workers, ranks, false);
     settings.log = report_setting;
+    settings.tensors = tensors;
+    settings.tensor_count = count;
     return lossynet_check(&world, &settings) ? -1 : 0;
 }
 
@@ -157,7 +180,22 @@ int comm_check(const struct options *o, int workers, int ranks) {
     if (o->net.repair_budget > 0 && !comm_rounds(o, LOSSYNET_GRADIENT) &&
         !comm_rounds(o, LOSSYNET_PARAMETER))
         return log_error("--repair-budget: expected --repair too, the rounds that may use it");
-    return check_network(o, workers, ranks);
+    return check_network(o, workers, ranks, NULL, 0);
+}
+
+int comm_check_names(const struct options *o, const struct llama_config *c, int workers,
+                     int ranks) {
+    if (!strcmp(o->net.loss_at, "none") && !strcmp(o->net.repair_at, "none")) return 0;
+    const size_t n = model_tensor_count(c);
+    struct named_tensor *of = malloc(n * sizeof *of);
+    struct lossynet_tensor *tensors = calloc(n, sizeof *tensors);
+    int failed = of && tensors ? 0 : log_out_of_memory("the list of tensors", 0);
+    if (!failed) model_tensors(c, of);
+    for (size_t i = 0; i < n && !failed; i++) tensors[i].name = of[i].name;
+    if (!failed) failed = check_network(o, workers, ranks, tensors, (int)n);
+    free(tensors);
+    free(of);
+    return failed;
 }
 
 int comm_check_device(const struct options *o, bool on_device) {

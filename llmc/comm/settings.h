@@ -17,6 +17,10 @@ extern "C" {
  * reporting. */
 int comm_check(const struct options *options, int workers, int ranks);
 
+/* The same for the tensors of this model that --loss-at and --repair-at name. */
+int comm_check_names(const struct options *options, const struct llama_config *config, int workers,
+                     int ranks);
+
 /* The same for what depends on where the run computes. */
 int comm_check_device(const struct options *options, bool on_device);
 
@@ -26,10 +30,14 @@ struct lossynet_world comm_planned_world(const struct options *options,
                                          const struct lossynet_world *launched);
 
 /* lossynet's settings from checked options. on_device: the workers' vectors are in a GPU's memory.
- * The caller adds `memory` and `weighted_sum`. */
+ * The caller adds `memory`, `weighted_sum` and `tensors`. */
 struct lossynet_settings comm_settings(const struct options *options,
                                        const struct param_layout *layout, int workers, int ranks,
                                        bool on_device);
+
+/* What --loss-at and --repair-at may name: a new list of *count tensors, which the caller frees. NULL after
+ * reporting. */
+struct lossynet_tensor *comm_tensors(const struct param_layout *layout, int *count);
 
 /* Replaces --wire-dtype auto, the default, by the type that it stands for with these options and so many
  * workers. Call it after options_parse, before anything below. */

@@ -147,6 +147,7 @@ static const struct lossynet_option table[] = {
     NETWORK("lead"),
     NETWORK("carry"),
     NETWORK("repair"),
+    NETWORK("repair-at"),
     NETWORK("repair-budget"),
 
     TITLE("Network"),

@@ -13,6 +13,7 @@
  *     retransmit.c      rounds of retransmission
  *     rounds.c          how many of them the measured loss asks for
  *     ways.c            by which way they ask where a link is down
+ *     names.c           which packets hold tensors with a loss rate or rounds of their own
  *     error_feedback.c  adds lost gradients to the next ones
  *     unconfirmed.c     the same when acknowledgements may come late
  *     not_finite.c      tells all ranks whose numbers no receiver takes
@@ -222,6 +223,7 @@ struct ln_rounds_sums { /* by phase; packets sent for the first time, see rounds
 
 struct ln_retransmission {
     int rounds[2];    /* by phase; where they are measured, the most that there can be */
+    int most_own[2];  /* the most rounds that a tensor or link has of its own (names.c) */
     bool measured[2]; /* by phase: sums.rounds counts (rounds.c) */
     struct ln_rounds_sums sums;
     struct ln_total *first[2]; /* [V]: the last phase, before its rounds; NULL: not measured */
@@ -236,8 +238,8 @@ struct ln_retransmission {
 /* Failures are only noted in pool.out_of_memory. */
 void ln_retransmission_open(struct lossynet_comm *comm);
 void ln_retransmission_close(struct lossynet_comm *comm);
-/* How many rounds the present phase has. A replay has none: its record says what had arrived after
- * them. */
+/* How many rounds the present phase has: those of all packets, or more of some. A replay has none: its
+ * record says what had arrived after them. */
 int ln_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase);
 /* Begins round steps.round: workers ask for packets, and senders count what they will send.
  * Collective. */
@@ -268,10 +270,51 @@ void ln_ways_expect(const struct ln_loss *loss, int workers, lossynet_phase phas
 int ln_ways_rounds(const struct ln_loss *loss, int workers, lossynet_phase phase, double p,
                    double budget);
 
+/* ---- tensors with values of their own (names.c) ---- */
+
+enum { LOSSYNET_NAME_CLASSES = 256 };
+
+struct ln_name_class { /* bits of the entries that stand for a packet (ln_at_names) */
+    uint32_t loss, rounds;
+};
+
+struct ln_names {
+    struct ln_at rounds; /* settings.repair_at */
+    uint8_t
+        *packet; /* [K], in order of (owner, bucket, packet): its class; NULL: all are in class 0 */
+    uint8_t *mask; /* [threads][largest_owner_packets] */
+    int classes;
+    struct ln_name_class class_of[LOSSYNET_NAME_CLASSES];
+};
+
+/* Reads settings.repair_at. On failure `why` gets one line. Close the list in any case. */
+lossynet_status ln_repair_at_parse(struct ln_at *at, const struct lossynet_settings *settings,
+                                   char *why, size_t why_size);
+/* The most rounds that it gives to a phase. */
+int ln_repair_at_most(const struct lossynet_settings *settings, lossynet_phase phase);
+/* Whether there are tensors with the names in a list. If not, logs one line that begins with `setting`. */
+bool ln_names_exist(const struct ln_at *at, const char *setting,
+                    const struct lossynet_settings *settings);
+/* After the partition and the loss model were opened. Logs one line on failure. */
+lossynet_status ln_names_open(struct lossynet_comm *comm, const struct lossynet_settings *settings);
+void ln_names_close(struct lossynet_comm *comm);
+/* As ln_loss_mask, in this step, with the rates of tensors. */
+void ln_names_mask(const struct lossynet_comm *comm, const struct ln_loss *loss,
+                   lossynet_phase phase, int sender, int receiver, size_t n, uint64_t *chain,
+                   uint8_t *mask);
+/* The injected loss rate, mean over links and packets. */
+double ln_names_loss(const struct lossynet_comm *comm, lossynet_phase phase);
+/* How many rounds packet k of a link has of its own; -1: as many as all others. */
+int ln_names_rounds(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                    int receiver, size_t k);
+
 /* ---- the number of rounds (rounds.c) ---- */
 
 /* What settings.retransmission_rounds means: a number, or LOSSYNET_ROUNDS_MEASURED. */
 int ln_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase);
+/* The most rounds that a phase can have, those of tensors and links of their own included. */
+int ln_rounds_most_of(const struct lossynet_settings *settings, lossynet_phase phase);
+int ln_rounds_most(const struct lossynet_comm *comm, lossynet_phase phase);
 /* Failures are only noted in pool.out_of_memory. Call it before ln_retransmission_open. */
 void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings);
 /* Counts what has arrived of a phase, before its first round. */
@@ -559,6 +602,7 @@ struct lossynet_comm {
     struct ln_resources resources;
     struct ln_partition partition;
     struct ln_loss loss;
+    struct ln_names names;
     struct ln_steps steps;
     struct ln_arrivals arrivals;
     struct ln_averaging averaging;

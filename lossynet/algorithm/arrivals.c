@@ -41,7 +41,7 @@ void ln_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sen
                 ((size_t)phase * comm->workers.local + sender - comm->workers.first) *
                     comm->workers.count +
                 receiver;
-    ln_loss_mask(&comm->loss, phase, comm->steps.step, sender, receiver, n, chain, mask);
+    ln_names_mask(comm, &comm->loss, phase, sender, receiver, n, chain, mask);
 }
 
 uint8_t *ln_scratch(const struct lossynet_comm *comm) {
@@ -314,7 +314,7 @@ static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, boo
     if (comm->steps.skips) COMM_TAKE(comm, acks->came, ranks);
     COMM_TAKE(comm, acks->own_bits, own);
     COMM_TAKE(comm, acks->other_bits, other);
-    if (comm->retransmission.rounds[0] || comm->retransmission.rounds[1]) {
+    if (ln_rounds_most(comm, LOSSYNET_GRADIENT) || ln_rounds_most(comm, LOSSYNET_PARAMETER)) {
         COMM_TAKE(comm, acks->own_asks, own);
         COMM_TAKE(comm, acks->other_asks, other);
     }

@@ -6,6 +6,8 @@
  * drift) hold with p^(r+1) instead. The cost is p + p^2 + ... + p^r of the phase's traffic, and a
  * round trip or two per round, in which nothing is computed.
  *
+ * Tensors and links may have more or fewer rounds than the others (names.c). The budget does not bind them.
+ *
  * A budget bounds this cost: a worker asks for at most this share of the packets that a phase has
  * for it. It then asks first for packets that have been missing longest: the oldest parameters, or
  * with error feedback the gradients whose sender holds most in its residual (error_feedback.c).
@@ -31,7 +33,7 @@ void ln_retransmission_open(struct lossynet_comm *comm) {
     size_t packets = 0;
     for (int phase = 0; phase < 2; phase++) {
         const size_t links = ln_links(comm, phase == LOSSYNET_GRADIENT);
-        if (comm->retransmission.rounds[phase] && packets < links) packets = links;
+        if (ln_rounds_most(comm, (lossynet_phase)phase) && packets < links) packets = links;
     }
     if (!packets) return;
     COMM_TAKE(comm, comm->retransmission.asks, packets);
@@ -51,9 +53,9 @@ void ln_retransmission_close(struct lossynet_comm *comm) {
 }
 
 int ln_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase) {
-    const struct ln_retransmission *r = &comm->retransmission;
+    const int own = comm->retransmission.most_own[phase], all = lossynet_rounds_now(comm, phase);
     if (comm->loss.replay) return 0;
-    return r->measured[phase] ? (int)r->sums.rounds[phase] : r->rounds[phase];
+    return own > all ? own : all;
 }
 
 /* ---- asking ---- */
@@ -67,6 +69,7 @@ struct wanted { /* the packets of a phase that are for local worker v */
     const uint32_t *age; /* PARAMETER, in order of packets; else NULL */
     const uint8_t *hops; /* by sender */
     int runs;            /* see run_of */
+    bool is_over;        /* only tensors and links with rounds of their own have more of them */
 };
 
 /* How many packets of a phase are for local worker v, its own included. */
@@ -94,6 +97,7 @@ static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase 
         .age = gradient ? NULL : comm->arrivals.age + (size_t)v * partition->packets,
         .hops = comm->retransmission.hops + (size_t)v * partition->workers,
         .runs = (gradient ? 1 : partition->buckets) * partition->workers,
+        .is_over = comm->steps.round > lossynet_rounds_now(comm, phase),
     };
 }
 
@@ -119,10 +123,21 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
     *at = partition->owner_start[owner] + ln_packets_before(partition, bucket, owner);
 }
 
-/* For how many steps a packet has been missing; 0: it has arrived, or its sender will not send it
- * in this round. */
-static size_t missing_for(const struct wanted *w, int sender, size_t index, size_t at) {
-    if (w->arrived[at] || !w->hops[sender]) return 0;
+/* The rounds that a packet has of its own (names.c); -1: as many as all others. */
+static int own_rounds(const struct lossynet_comm *comm, const struct wanted *w, int sender,
+                      size_t at) {
+    const lossynet_phase phase = w->age ? LOSSYNET_PARAMETER : LOSSYNET_GRADIENT;
+    if (comm->retransmission.most_own[phase] == 0 && comm->names.rounds.count == 0) return -1;
+    const size_t first = w->age ? comm->partition.owner_start[sender] : (size_t)sender * w->own;
+    return ln_names_rounds(comm, phase, sender, w->worker, at - first);
+}
+
+/* For how many steps a packet has been missing; 0: it has arrived, its sender will not send it in this
+ * round, or its tensor or link has rounds of its own. */
+static size_t missing_for(const struct lossynet_comm *comm, const struct wanted *w, int sender,
+                          size_t index, size_t at) {
+    if (w->arrived[at] || !w->hops[sender] || w->is_over) return 0;
+    if (own_rounds(comm, w, sender, at) >= 0) return 0;
     size_t steps = 1 + (w->age ? (size_t)w->age[index] : w->mass ? (size_t)w->mass[at] : 0);
     return steps < AGES ? steps : AGES - 1;
 }
@@ -155,7 +170,7 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
         run_of(comm, &w, r, &index, &at, &count);
         const int sender = r % comm->workers.count;
         for (size_t k = 0; k < count; k++)
-            aged[missing_for(&w, sender, index + k, at + k)] += w.hops[sender];
+            aged[missing_for(comm, &w, sender, index + k, at + k)] += w.hops[sender];
     }
     /* Asks for all packets missing for more than `cut` steps, and for `left` of those missing for
      * exactly `cut` steps. A packet counts once for each hop. */
@@ -166,17 +181,19 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     lot = ln_mix(lot ^ (uint64_t)(comm->workers.first + v));
     for (int r = 0; r < w.runs; r++) {
         run_of(comm, &w, r, &index, &at, &count);
-        const size_t hops = w.hops[r % comm->workers.count];
+        const int sender = r % comm->workers.count;
+        const size_t hops = w.hops[sender];
         for (size_t k = 0; k < count; k++) {
-            const size_t steps = missing_for(&w, r % comm->workers.count, index + k, at + k);
+            const size_t steps = missing_for(comm, &w, sender, index + k, at + k);
             bool asks = steps > cut;
             if (steps == cut && among > 0) { /* each with left/among (Knuth's selection sampling) */
                 asks = ln_mix(lot + index + k) % among < left && hops <= left;
                 among -= hops;
                 left -= asks ? hops : 0;
             }
-            w.asks[at + k] = asks;
             comm->retransmission.asked[v] += asks ? hops : 0;
+            w.asks[at + k] = asks || (!w.arrived[at + k] && hops > 0 &&
+                                      own_rounds(comm, &w, sender, at + k) >= comm->steps.round);
         }
     }
 }

@@ -106,6 +106,18 @@ static uint32_t rounds_now(const struct lossynet_comm *comm, lossynet_phase phas
                                  r->error_feedback);
 }
 
+int ln_rounds_most_of(const struct lossynet_settings *settings, lossynet_phase phase) {
+    const int planned = ln_rounds_planned(settings, phase);
+    const int most = planned == LOSSYNET_ROUNDS_MEASURED ? LOSSYNET_ROUNDS_MOST : planned;
+    const int own = ln_repair_at_most(settings, phase);
+    return own > most ? own : most;
+}
+
+int ln_rounds_most(const struct lossynet_comm *comm, lossynet_phase phase) {
+    const struct ln_retransmission *r = &comm->retransmission;
+    return r->most_own[phase] > r->rounds[phase] ? r->most_own[phase] : r->rounds[phase];
+}
+
 void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings) {
     struct ln_retransmission *r = &comm->retransmission;
     r->budget = settings->retransmission_budget;
@@ -114,10 +126,11 @@ void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *
         const int planned = ln_rounds_planned(settings, (lossynet_phase)phase);
         r->measured[phase] = planned == LOSSYNET_ROUNDS_MEASURED;
         r->rounds[phase] = r->measured[phase] ? LOSSYNET_ROUNDS_MOST : planned;
+        r->most_own[phase] = (int)ln_at_most(&comm->names.rounds, (lossynet_phase)phase);
         if (!r->measured[phase]) continue;
         /* As if one step had lost what is injected. */
         const double packets = (double)comm->partition.packets * (comm->partition.groups.count - 1);
-        const double p = ln_loss_mean(&comm->loss, (lossynet_phase)phase, comm->workers.count);
+        const double p = ln_names_loss(comm, (lossynet_phase)phase);
         r->sums.sent[phase] = p > 0 ? packets : 0;
         r->sums.lost[phase] = p * packets;
         r->sums.rounds[phase] = rounds_now(comm, (lossynet_phase)phase, p);

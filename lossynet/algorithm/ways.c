@@ -52,7 +52,7 @@ static void draw(const struct lossynet_comm *comm, lossynet_phase phase, int hop
     struct ln_loss loss = comm->loss;
     if (loss.model != LOSS_OUTAGE)
         loss.seed = ln_mix(loss.seed + ((uint64_t)hop << 32) + (uint64_t)comm->steps.round);
-    ln_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
+    ln_names_mask(comm, &loss, phase, sender, receiver, n, NULL, mask);
 }
 
 void ln_way_first_hop(const struct lossynet_comm *comm, lossynet_phase phase,
@@ -60,7 +60,7 @@ void ln_way_first_hop(const struct lossynet_comm *comm, lossynet_phase phase,
     if (phase == LOSSYNET_GRADIENT)
         draw(comm, phase, 1, sender, way->by, n, mask);
     else /* what came when it was sent for the first time */
-        ln_loss_mask(&comm->loss, phase, comm->steps.step, sender, way->by, n, NULL, mask);
+        ln_names_mask(comm, &comm->loss, phase, sender, way->by, n, NULL, mask);
 }
 
 void ln_way_mask(const struct lossynet_comm *comm, lossynet_phase phase, const struct ln_way *way,

@@ -105,9 +105,11 @@ struct lossynet_loss_settings {
                           "replay:FILE": repeats the losses of a recorded run (record_loss), in one
                               process. */
     uint64_t seed;
-    const char *at; /* links with another rate, in both phases. "3=0.5": all links from and to
-                       worker 3. "2-5=1": the link from 2 to 5. Commas separate several entries; the
-                       last one that names a link counts. Not with "trace". NULL or "none": none */
+    /* Links and tensors with another rate. "3=0.5": all links from and to worker 3. "2-5=1": the link from 2
+     * to 5. "layers.0-3=0.5", "q_proj=0.2:0": all packets with elements of tensors whose names have these
+     * parts (loss/at.c). Commas separate several entries; the last one that stands for a packet counts. Not
+     * with "trace". NULL or "none": none */
+    const char *at;
     int workers;    /* how many there are, for `at` and "replay"; lossynet_open sets it */
     uint64_t steps; /* how many the run makes, for "replay"; 0: not known */
 };

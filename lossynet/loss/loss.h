@@ -11,6 +11,43 @@
 
 #include <stdio.h>
 
+/* ---- values of some links or tensors (at.c) ---- */
+
+enum { LOSSYNET_AT_NAMES = 32 }; /* most entries of a list that begin with a name */
+
+struct ln_at_entry {
+    int sender, receiver; /* -1: every worker */
+    bool both_ways;       /* also the links from `receiver` to `sender` */
+    uint32_t bit;         /* of an entry for tensors, each its own; 0: the entry is for links */
+    char name[96];        /* of these tensors */
+    double value[2];      /* by phase */
+};
+
+struct ln_at {
+    struct ln_at_entry *entry; /* [count] */
+    int count, names;          /* entries; those with a name */
+};
+
+struct ln_at_form {           /* what values may be */
+    const char *value, *what; /* as messages call one: "RATE", "loss rate" */
+    double most;
+    bool whole;
+};
+
+/* Reads a list; NULL and "none" are empty. On failure `why` gets one line. Close it in any case. */
+lossynet_status ln_at_parse(struct ln_at *at, const char *text, const struct ln_at_form *form,
+                            int workers, char *why, size_t why_size);
+void ln_at_close(struct ln_at *at);
+/* The bits of all entries that stand for a tensor. */
+uint32_t ln_at_names(const struct ln_at *at, const char *tensor);
+bool ln_at_has_names(const struct ln_at *at);
+/* The value of packets on a link that hold parts of tensors with these bits: that of the last entry which
+ * stands for the link or for one of the tensors, or else `otherwise`. */
+double ln_at_value(const struct ln_at *at, lossynet_phase phase, int sender, int receiver,
+                   uint32_t names, double otherwise);
+double ln_at_most(const struct ln_at *at, lossynet_phase phase); /* the largest value; at least 0 */
+uint64_t ln_at_fingerprint(const struct ln_at *at, uint64_t hash);
+
 /* ---- injected loss (loss_model.c) ---- */
 
 enum ln_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE, LOSS_REPLAY };
@@ -19,12 +56,6 @@ enum ln_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE, LOSS_R
 enum ln_loss_fate { FATE_LINK, FATE_SENDER, FATE_RECEIVER };
 
 struct ln_loss_replay; /* opaque: a recorded run */
-
-struct ln_loss_at {       /* links with rates of their own */
-    int sender, receiver; /* -1: every worker */
-    bool both_ways;       /* also the links from `receiver` to `sender` */
-    double rate[2];       /* by phase */
-};
 
 struct ln_loss {
     enum ln_loss_model model;
@@ -36,8 +67,7 @@ struct ln_loss {
     uint8_t *trace;         /* 1 = arrives */
     size_t trace_length;
     struct ln_loss_replay *replay;
-    struct ln_loss_at *at; /* [at_count] */
-    int at_count;
+    struct ln_at at; /* links and tensors with rates of their own */
 };
 
 /* On failure `why` gets one line that says what was expected. */
@@ -51,6 +81,11 @@ void ln_loss_close(struct ln_loss *loss);
  * the function remembers the link's state (loss_model.c). It only saves time; NULL is fine. */
 void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
                   int receiver, size_t n, uint64_t *chain, uint8_t *arrived);
+/* The same with the rate of packets that hold parts of tensors with these bits (ln_at_names). With another
+ * rate, a link has the same random numbers; `chain` is then of that rate alone. */
+void ln_loss_mask_of(const struct ln_loss *loss, uint32_t names, lossynet_phase phase,
+                     uint64_t step, int sender, int receiver, size_t n, uint64_t *chain,
+                     uint8_t *arrived);
 
 /* Whether path `path` of a link is down in this step and phase: everything on it is lost, in rounds of
  * retransmission, too. Other models than "outage" only have links that are always down, with rate 1. */
@@ -60,9 +95,9 @@ bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t 
 /* Whether some links are always down, and not all of them. */
 bool ln_loss_has_dead_links(const struct ln_loss *loss);
 
-/* The loss rate that is injected on average over the links between `workers` workers. 0 for models
- * "trace" and "replay", whose rates are in their files. */
-double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers);
+/* The loss rate that is injected on average over the links between `workers` workers, in packets of tensors
+ * with these bits. 0 for models "trace" and "replay", whose rates are in their files. */
+double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers, uint32_t names);
 
 /* A hash of everything that masks depend on, except the contents of a trace. */
 uint64_t ln_loss_fingerprint(const struct ln_loss *loss);

@@ -44,8 +44,7 @@
  * replay:FILE  Packets arrive as in a run that --record-loss recorded. Rates have no effect
  *     (loss_replay.c).
  *
- * Some links may have another rate (`at`), in both phases: all links from and to a worker, or one
- * directed link. The rest of the model is the same.
+ * Some links or tensors may have another rate (`at`, at.c). The rest of the model is the same.
  */
 #include "lossynet/loss/loss.h"
 
@@ -164,40 +163,26 @@ static void mask_trace(const struct directed *link, uint64_t step, size_t n, uin
     }
 }
 
-static bool names(const struct ln_loss_at *at, int sender, int receiver) {
-    return (at->sender < 0 || at->sender == sender) &&
-           (at->receiver < 0 || at->receiver == receiver);
-}
-
-/* The link's rate: that of the last entry of `at` that names the link, or else the phase's. */
-static double link_rate(const struct ln_loss *loss, lossynet_phase phase, int sender,
-                        int receiver) {
-    double rate = loss->rate[phase];
-    for (int i = 0; i < loss->at_count; i++) {
-        const struct ln_loss_at *at = &loss->at[i];
-        if (names(at, sender, receiver) || (at->both_ways && names(at, receiver, sender)))
-            rate = at->rate[phase];
-    }
-    return rate;
-}
-
-double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers) {
+double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers, uint32_t names) {
     double sum = 0;
     if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY || workers < 2) return 0;
-    if (!loss->at_count) return loss->rate[phase];
+    if (!loss->at.count) return loss->rate[phase];
     for (int s = 0; s < workers; s++)
-        for (int r = 0; r < workers; r++) sum += r == s ? 0 : link_rate(loss, phase, s, r);
+        for (int r = 0; r < workers; r++)
+            sum += r == s ? 0 : ln_at_value(&loss->at, phase, s, r, names, loss->rate[phase]);
     return sum / ((double)workers * (workers - 1));
 }
 
-void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
-                  int receiver, size_t n, uint64_t *chain, uint8_t *arrived) {
+void ln_loss_mask_of(const struct ln_loss *loss, uint32_t names, lossynet_phase phase,
+                     uint64_t step, int sender, int receiver, size_t n, uint64_t *chain,
+                     uint8_t *arrived) {
     if (n == 0) return;
     const bool outage = loss->model == LOSS_OUTAGE;
-    const struct directed link = {loss, outage ? LOSSYNET_GRADIENT : phase,
-                                  outage && loss->fate == FATE_RECEIVER ? receiver : sender,
-                                  outage && loss->fate == FATE_SENDER ? sender : receiver,
-                                  link_rate(loss, phase, sender, receiver)};
+    const struct directed link = {
+        loss, outage ? LOSSYNET_GRADIENT : phase,
+        outage && loss->fate == FATE_RECEIVER ? receiver : sender,
+        outage && loss->fate == FATE_SENDER ? sender : receiver,
+        ln_at_value(&loss->at, phase, sender, receiver, names, loss->rate[phase])};
     if (loss->model == LOSS_REPLAY)
         ln_loss_replay_mask(loss->replay, phase, step, sender, receiver, n, arrived);
     else if (link.rate <= 0)
@@ -214,10 +199,16 @@ void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t ste
         mask_bernoulli(&link, step, n, arrived);
 }
 
+void ln_loss_mask(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
+                  int receiver, size_t n, uint64_t *chain, uint8_t *arrived) {
+    ln_loss_mask_of(loss, 0, phase, step, sender, receiver, n, chain, arrived);
+}
+
 bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t step, int sender,
                      int receiver, int path) {
     if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY) return false;
-    if (loss->model != LOSS_OUTAGE) return link_rate(loss, phase, sender, receiver) >= 1;
+    if (loss->model != LOSS_OUTAGE)
+        return ln_at_value(&loss->at, phase, sender, receiver, 0, loss->rate[phase]) >= 1;
     struct ln_loss of_path = *loss;
     if (path > 0) of_path.seed = ln_mix(loss->seed + (uint64_t)path);
     uint8_t up;
@@ -226,8 +217,10 @@ bool ln_loss_is_down(const struct ln_loss *loss, lossynet_phase phase, uint64_t 
 }
 
 bool ln_loss_has_dead_links(const struct ln_loss *loss) {
-    for (int i = 0; i < loss->at_count; i++)
-        if (loss->at[i].rate[0] >= 1 || loss->at[i].rate[1] >= 1) return true;
+    for (int i = 0; i < loss->at.count; i++) {
+        const struct ln_at_entry *e = &loss->at.entry[i];
+        if (!e->bit && (e->value[0] >= 1 || e->value[1] >= 1)) return true;
+    }
     return false;
 }
 
@@ -242,16 +235,7 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
     }
     if (loss->fate != FATE_LINK || loss->paths > 1)
         hash = ln_mix(hash ^ (uint64_t)loss->fate << 32 ^ (uint64_t)loss->paths);
-    for (int i = 0; i < loss->at_count; i++) {
-        const struct ln_loss_at *at = &loss->at[i];
-        uint64_t bits[2];
-        memcpy(bits, at->rate, sizeof bits);
-        hash = ln_mix(hash ^ bits[0]);
-        hash = ln_mix(hash ^ (uint64_t)(uint32_t)at->sender << 32 ^ (uint32_t)at->receiver);
-        if (bits[0] != bits[1] || at->both_ways != (at->receiver < 0))
-            hash = ln_mix(hash ^ bits[1] ^ at->both_ways);
-    }
-    return hash;
+    return ln_at_fingerprint(&loss->at, hash);
 }
 
 /* ---- settings ---- */
@@ -357,99 +341,27 @@ static lossynet_status chain_parse(struct ln_loss *loss, const char *model, char
     return status;
 }
 
-/* Parses a worker's number, or '*', every worker. Moves *text behind it. */
-enum { EVERY = INT_MIN };
-static bool end_parse(const char **text, long *worker) {
-    char *end = (char *)*text + 1;
-    *worker = **text == '*' ? EVERY : strtol(*text, &end, 10);
-    const bool ok = end != *text;
-    *text = end;
-    return ok;
-}
-
-/* Parses RATE or GRADIENTS:PARAMETERS. Moves *text behind it. */
-static bool rates_parse(const char **text, double rate[2]) {
-    char *end;
-    rate[0] = rate[1] = strtod(*text, &end);
-    bool ok = end != *text;
-    if (ok && *end == ':') {
-        *text = end + 1;
-        rate[1] = strtod(*text, &end);
-        ok = end != *text;
-    }
-    *text = end;
-    return ok;
-}
-
-/* Parses one entry of `at` up to a comma: WORKER=RATES, the links from and to a worker, or
- * SENDER-RECEIVER=RATES. Moves *text to its end. */
-static lossynet_status at_parse_one(struct ln_loss *loss, int workers, const char **text, char *why,
-                                    size_t why_size) {
-    struct ln_loss_at *at = &loss->at[loss->at_count++];
-    const char *start = *text, *next = start;
-    const int length = (int)strcspn(start, ",");
-    long ends[2] = {EVERY, EVERY};
-    double rate[2] = {0};
-    errno = 0;
-    bool ok = end_parse(&next, &ends[0]);
-    const bool pair = ok && *next == '-';
-    if (pair) {
-        next++;
-        ok = end_parse(&next, &ends[1]);
-    }
-    ok = ok && *next++ == '=' && rates_parse(&next, rate) && !errno && next == start + length;
-    *text = start + length;
-    if (!ok) {
-        snprintf(why, why_size,
-                 "'%.*s': expected WORKER=RATE or SENDER-RECEIVER=RATE, several with commas; a "
-                 "RATE may be GRADIENTS:PARAMETERS, and '*' is every worker",
-                 length, start);
-        return LOSSYNET_INVALID;
-    }
-    for (int e = 0; e < 2; e++)
-        if (ends[e] != EVERY && (ends[e] < 0 || ends[e] >= workers)) {
-            snprintf(why, why_size, "'%.*s': worker %ld: expected 0 to %d", length, start, ends[e],
-                     workers - 1);
-            return LOSSYNET_INVALID;
-        }
-    if (ends[0] == ends[1] && ends[0] != EVERY) {
-        snprintf(why, why_size, "'%.*s': expected two workers, one loses nothing to itself", length,
-                 start);
-        return LOSSYNET_INVALID;
-    }
-    for (int phase = 0; phase < 2; phase++)
-        if (!(rate[phase] >= 0 && rate[phase] <= 1)) {
-            snprintf(why, why_size, "'%.*s': loss rate %g: expected a number from 0 to 1", length,
-                     start, rate[phase]);
-            return LOSSYNET_INVALID;
-        }
-    for (int e = 0; e < 2; e++)
-        if (ends[e] == EVERY) ends[e] = -1;
-    *at = (struct ln_loss_at){(int)ends[0], (int)ends[1], !pair, {rate[0], rate[1]}};
-    char whose[64];
-    snprintf(whose, sizeof whose, "%s %.*s's", pair ? "link" : "worker", (int)strcspn(start, "="),
-             start);
-    const lossynet_status status = chain_check(loss, rate[0], whose, why, why_size);
-    return status ? status : chain_check(loss, rate[1], whose, why, why_size);
-}
-
 static lossynet_status at_parse(struct ln_loss *loss, const char *text, int workers, char *why,
                                 size_t why_size) {
+    static const struct ln_at_form form = {"RATE", "loss rate", 1, false};
     if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY) {
         snprintf(why, why_size,
                  "'%s': a trace has no rates; expected loss model bernoulli, burst or outage",
                  text);
         return LOSSYNET_INVALID;
     }
-    size_t count = 1;
-    for (const char *c = text; *c; c++) count += *c == ',';
-    loss->at = (struct ln_loss_at *)ln_memory_take(count, sizeof *loss->at);
-    if (!loss->at) {
-        snprintf(why, why_size, "no memory for the loss rates of %zu links", count);
-        return LOSSYNET_NO_MEMORY;
+    lossynet_status status = ln_at_parse(&loss->at, text, &form, workers, why, why_size);
+    for (int i = 0; i < loss->at.count && !status; i++) {
+        const struct ln_at_entry *e = &loss->at.entry[i];
+        char whose[128];
+        const char *kind = e->bit ? "tensors" : e->both_ways ? "worker" : "link";
+        const int length = (int)strcspn(text, "=");
+        snprintf(whose, sizeof whose, "%s %.*s's", kind, length, text);
+        for (int phase = 0; phase < 2 && !status; phase++)
+            status = chain_check(loss, e->value[phase], whose, why, why_size);
+        text += strcspn(text, ",");
+        text += *text == ',';
     }
-    lossynet_status status = at_parse_one(loss, workers, &text, why, why_size);
-    while (!status && *text++ == ',') status = at_parse_one(loss, workers, &text, why, why_size);
     return status;
 }
 
@@ -504,6 +416,6 @@ lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_se
 void ln_loss_close(struct ln_loss *loss) {
     ln_loss_replay_close(loss->replay);
     free(loss->trace);
-    free(loss->at);
+    ln_at_close(&loss->at);
     *loss = (struct ln_loss){0};
 }

@@ -100,13 +100,15 @@ class Run:
 
     def dropped(self):
         """The share of packets that the settings drop, mean over links: gradients, parameters. --loss-at gives
-        some links rates of their own."""
+        some links rates of their own; those of tensors do not count here, the log has what was lost."""
         text, workers = self.value("loss-at", "none"), max(2, int(self.value("workers", "2")))
         if text == "none" or self.value("algorithm") == "reliable":
             return self.rates()
         rate = {(s, r): self.rates() for s in range(workers) for r in range(workers) if s != r}
         for entry in text.split(","):
             ends, _, rates = entry.partition("=")
+            if ends[0].isalpha():
+                continue
             sender, pair, receiver = ends.partition("-")
             gradient, _, parameter = rates.partition(":")
             for s, r in rate:

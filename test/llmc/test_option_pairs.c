@@ -59,6 +59,7 @@ static const char *const values[][2] = {{"model", "1M"},
                                         {"loss-rate", "0.1,0.3"},
                                         {"loss-model", "burst:4"},
                                         {"loss-at", "3=0.5"},
+                                        {"loss-at", "layers.0-1=0.5"},
                                         {"loss-seed", "7"},
                                         {"estimator", "balanced"},
                                         {"estimator", "zero"},
@@ -66,6 +67,7 @@ static const char *const values[][2] = {{"model", "1M"},
                                         {"carry", "0.5"},
                                         {"repair", "1,0"},
                                         {"repair", "2"},
+                                        {"repair-at", "mlp=1"},
                                         {"repair-budget", "0.1"},
                                         {"workers", "4"},
                                         {"group", "2"},
@@ -162,6 +164,7 @@ static void print_settings(FILE *to, const struct options *o, bool on_device) {
     if (s.retransmission_rounds[0] || s.retransmission_rounds[1])
         fprintf(to, "%d %d %g\n", s.retransmission_rounds[0], s.retransmission_rounds[1],
                 s.retransmission_budget);
+    if (loses) fprintf(to, "%s\n", s.repair_at);
     fprintf(to, "%d %g %d\n", s.lead, s.error_feedback ? o->net.carry : 0, s.error_feedback);
     if (s.link == LOSSYNET_LINK_MPI) return; /* struct lossynet_network has no effect */
     fprintf(to, "%s %g %g %g %d %g %d %s %d %d\n", s.network.interface ? s.network.interface : "",

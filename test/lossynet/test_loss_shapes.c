@@ -301,6 +301,154 @@ static void test_rates_by_phase_and_wildcards(void **state) {
         }
 }
 
+/* ---- tensors ---- */
+
+/* A name in a list stands for tensors that have its parts in its order. */
+static void test_names_of_tensors(void **state) {
+    (void)state;
+    const struct {
+        const char *name, *tensor;
+        bool fits;
+    } cases[] = {
+        {"layers.0-3", "model.layers.0.mlp.up_proj.weight", true},
+        {"layers.0-3", "model.layers.3.mlp.up_proj.weight", true},
+        {"layers.0-3", "model.layers.4.mlp.up_proj.weight", false},
+        {"layers.0-3", "model.layers.30.mlp.up_proj.weight", false},
+        {"layers.10-12.q_proj", "model.layers.11.self_attn.q_proj.weight", true},
+        {"layers.10-12.q_proj", "model.layers.11.self_attn.k_proj.weight", false},
+        {"layers.2", "model.layers.2.input_layernorm.weight", true},
+        {"layers.2", "model.layers.20.input_layernorm.weight", false},
+        {"q_proj", "model.layers.2.self_attn.q_proj.weight", true},
+        {"proj", "model.layers.2.self_attn.q_proj.weight", false},
+        {"mlp.layers", "model.layers.2.mlp.up_proj.weight", false},
+        {"lm_head", "lm_head.weight", true},
+        {"model.norm.weight", "model.norm.weight", true},
+        {"model.norm.weight.x", "model.norm.weight", false},
+        {"h-1", "h.1", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char at[128];
+        snprintf(at, sizeof at, "3=0.5,%s=0.25", cases[i].name);
+        struct ln_loss loss = open_loss(0.1, 0.1, "bernoulli", at);
+        if (ln_at_names(&loss.at, cases[i].tensor) != cases[i].fits)
+            fail_msg("%s, %s", cases[i].name, cases[i].tensor);
+        ln_loss_close(&loss);
+    }
+}
+
+enum { PART = 6 * 1024, BUCKET = 3 * PART }; /* two buckets of three tensors, which packets cut */
+static const struct lossynet_tensor parts[] = {
+    {"b.1", 0, PART},          {"a.1", PART, PART},           {"norm", 2 * PART, PART},
+    {"b.0", BUCKET, PART + 5}, {"a.0", BUCKET + PART + 5, 1}, {"c", BUCKET + PART + 6, PART}};
+
+static struct lossynet_settings settings_of_parts(const size_t *buckets, const char *at,
+                                                  const char *repair_at) {
+    struct lossynet_settings settings = simple_settings(4, buckets, 2, 0);
+    settings.packet_bytes = 256;
+    settings.loss.at = at;
+    settings.repair_at = repair_at;
+    settings.tensors = parts;
+    settings.tensor_count = sizeof parts / sizeof *parts;
+    return settings;
+}
+
+/* The share of the elements of each part that a step's broadcasts brought to worker 0 of others. */
+static void shares_of(const char *model, const char *at, const char *repair_at, double *share) {
+    const size_t buckets[2] = {BUCKET, BUCKET};
+    struct lossynet_settings settings = settings_of_parts(buckets, at, repair_at);
+    if (model) settings.loss.model = model;
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(4, 2 * BUCKET);
+    double came[6] = {0}, of[6] = {0};
+    for (int step = 0; step < 200; step++) {
+        for (int w = 0; w < 4; w++)
+            for (size_t e = 0; e < 2 * BUCKET; e++) x[w][e] = (float)w;
+        lossynet_step_begin(comm, (uint64_t)step);
+        assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
+        for (int b = 0; b < 2; b++)
+            for (int owner = 1; owner < 4; owner++) {
+                size_t offset, count;
+                lossynet_shard(comm, owner, b, &offset, &count);
+                for (int t = 0; t < 6; t++)
+                    for (size_t e = parts[t].first; e < parts[t].first + parts[t].count; e++)
+                        if (e >= offset && e < offset + count)
+                            of[t]++, came[t] += x[0][e] == (float)owner;
+            }
+    }
+    for (int t = 0; t < 6; t++) share[t] = of[t] > 0 ? came[t] / of[t] : -1;
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
+static void test_tensors_with_rates_of_their_own(void **state) {
+    (void)state;
+    double share[6];
+    shares_of(NULL, "a.0-1=0.5,norm=1", NULL, share);
+    assert_close(share[0], 1, 0.005); /* but for a packet that begins in b.1 and ends in a.1 */
+    assert_close(share[1], 0.5, 0.03);
+    assert_close(share[2], 0, 0.005);
+    assert_close(share[4], 0.5, 0.1); /* a single element */
+    assert_true(share[3] > 0.98 && share[5] > 0.98);
+    shares_of("burst:4", "norm=0.25,0-*=1,a.1=0.5", NULL, share);
+    assert_close(share[1], 0.5, 0.06);
+    assert_close(share[2], 0.75, 0.06);
+    assert_int_equal(share[3], 1);
+    shares_of("outage:3", "norm=0.5", NULL, share);
+    assert_close(share[2], 0.5, 0.1);
+    assert_close(share[1], 1, 0.01);
+}
+
+/* Rounds of some tensors, beside none and beside one of all others. */
+static void test_tensors_with_rounds_of_their_own(void **state) {
+    (void)state;
+    double share[6];
+    shares_of(NULL, "*-*=0.4", "norm=3,b.1=1", share);
+    const double want[] = {1 - 0.4 * 0.4, 0.6, 1 - 0.4 * 0.4 * 0.4 * 0.4, 0.6, 0.6, 0.6};
+    for (int t = 0; t < 6; t++) assert_close(share[t], want[t], t == 4 ? 0.12 : 0.02);
+    shares_of(NULL, "*-*=0.4", "*-*=2,norm=0:1,b=0", share);
+    assert_close(share[1], 1 - 0.4 * 0.4 * 0.4, 0.02);
+    assert_close(share[2], 1 - 0.4 * 0.4, 0.02);
+    assert_close(share[0], 0.6, 0.02);
+}
+
+static char said[512];
+static void hear(void *context, const char *message) {
+    (void)context;
+    snprintf(said, sizeof said, "%s", message);
+}
+
+static void test_names_that_no_tensor_has(void **state) {
+    (void)state;
+    const struct {
+        const char *at, *repair_at, *says;
+    } wrong[] = {
+        {"a.2=0.5", NULL,
+         "loss-at: 'a.2': no tensor has such a name: expected parts of one such as"},
+        {NULL, "d=1", "repair-at: 'd': no tensor has such a name"},
+        {NULL, "a=17", "repair-at: 'a=17': round 17: expected a whole number from 0 to 16"},
+        {NULL, "a=0.5", "repair-at: 'a=0.5': round 0.5: expected a whole number"},
+        {NULL, "9=1", "repair-at: '9=1': worker 9: expected 0 to 3"},
+        {NULL, "a", "repair-at: 'a': expected WORKER=ROUNDS"},
+        {"a b=0.5", NULL, "loss-at: 'a b=0.5': expected WORKER=RATE"},
+    };
+    const struct lossynet_world world = {.ranks = 1, .local_ranks = 1};
+    const size_t buckets[2] = {BUCKET, BUCKET};
+    struct lossynet_comm *comm;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct lossynet_settings s = settings_of_parts(buckets, wrong[i].at, wrong[i].repair_at);
+        s.log = hear;
+        assert_int_equal(lossynet_check(&world, &s), LOSSYNET_INVALID);
+        if (!strstr(said, wrong[i].says)) fail_msg("\"%s\" lacks \"%s\"", said, wrong[i].says);
+        assert_int_equal(lossynet_open(&world, &s, &comm), LOSSYNET_INVALID);
+    }
+    struct lossynet_settings s = settings_of_parts(buckets, "a=0.5", NULL);
+    s.tensors = NULL, s.tensor_count = 0;
+    s.log = hear;
+    assert_int_equal(lossynet_check(&world, &s), LOSSYNET_OK); /* names are not known yet */
+    assert_int_equal(lossynet_open(&world, &s, &comm), LOSSYNET_INVALID);
+    assert_non_null(strstr(said, "loss-at: 'a': expected a list of tensors"));
+}
+
 /* ---- estimators ---- */
 
 /* What gradient.c says of uneven links: a sender's mean weight is its share of what is delivered.
@@ -408,12 +556,12 @@ static void test_check(void **state) {
 /* What ranks compare before they start (comm.c). */
 static void test_fingerprint(void **state) {
     (void)state;
-    const char *const at[] = {NULL,      "1=0.5",   "1=0.25",     "2=0.5",
-                              "2-1=0.5", "1-2=0.5", "1=0.5,2=0.5"};
+    const char *const at[] = {NULL,      "1=0.5",       "1=0.25", "2=0.5", "2-1=0.5",
+                              "1-2=0.5", "1=0.5,2=0.5", "a=0.5",  "b=0.5"};
     const char *const models[] = {"bernoulli",         "burst:5",    "outage:5",  "outage:5:sender",
                                   "outage:5:receiver", "outage:5:2", "outage:5:3"};
-    uint64_t seen[49];
-    for (size_t i = 0; i < 49; i++) {
+    uint64_t seen[63];
+    for (size_t i = 0; i < 63; i++) {
         struct ln_loss loss = open_loss(0.1, 0.1, models[i % 7], at[i / 7]);
         seen[i] = ln_loss_fingerprint(&loss);
         for (size_t j = 0; j < i; j++) assert_true(seen[i] != seen[j]);
@@ -432,6 +580,10 @@ int main(void) {
         cmocka_unit_test(test_rates_by_phase_and_wildcards),
         cmocka_unit_test(test_outages_outlast_retransmission),
         cmocka_unit_test(test_chains_with_a_rate_of_their_own),
+        cmocka_unit_test(test_names_of_tensors),
+        cmocka_unit_test(test_tensors_with_rates_of_their_own),
+        cmocka_unit_test(test_tensors_with_rounds_of_their_own),
+        cmocka_unit_test(test_names_that_no_tensor_has),
         cmocka_unit_test(test_weight_of_a_bad_worker),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_fingerprint),

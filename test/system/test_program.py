@@ -182,6 +182,24 @@ def test_the_log_tells_what_each_link_lost(data, tmp_path):
     assert not any(event["event"] == "links" for event in train(data, tmp_path / "one", workers=1))
 
 
+def test_layers_lose_and_are_protected_apart(data, tmp_path):
+    """--loss-at and --repair-at name layers and tensors. The log is the same for every spread of the workers."""
+    def log(name, ranks=0, **more):
+        return numbers(train(data, tmp_path / name, ranks=ranks, workers=4, plain=True, **more))
+    ours = {"loss_rate": 0.2, "loss_at": "layers.0-3=0.5,embed_tokens=1:0", "repair_at": "mlp=2,layers.4=1:0"}
+    assert log("1", **ours) == log("2", ranks=2, **ours)
+    elements = 5 * 45_440 + VOCABULARY * 64  # all but norms
+    table = VOCABULARY * 64 / elements
+    end = log("table", loss_at="embed_tokens=1:0")[-1]
+    assert end["gradient_loss_rate"] == pytest.approx(table, abs=0.015) and end["parameter_loss_rate"] == 0
+    end = log("layers", loss_at="layers.0-3=1:0,layers.1=0:1")[-1]
+    assert end["gradient_loss_rate"] == pytest.approx(3 * 45_440 / elements, abs=0.02)
+    assert end["parameter_loss_rate"] == pytest.approx(45_440 / elements, abs=0.02)
+    end = log("repaired", loss_rate=0.5, repair_at="embed_tokens=9:0")[-1]
+    assert end["gradient_loss_rate"] == pytest.approx(0.5 * (1 - table), abs=0.02)
+    assert end["parameter_loss_rate"] == pytest.approx(0.5, abs=0.02)
+
+
 def test_workers_share_the_batch(data, tmp_path):
     """4 workers x 2 sequences see the same batch as 1 worker x 8, so losses are the same up to rounding."""
     one = train(data, tmp_path / "1", workers=1, batch=8)
@@ -676,6 +694,9 @@ def one_line(done, code):
     (["--loss-at", "bad"], "--loss-at: 'bad': expected WORKER=RATE or SENDER-RECEIVER=RATE"),
     *((["--loss-at", text, "--workers", "8"], f"--loss-at: '{text}': expected WORKER=RATE or SENDER-RECEIVER=RATE")
       for text in ("6-=0.1", "6-*=", "6-*=0.1:", "**=1", "6-*=0.1:0:0", "6-7:1=1")),
+    (["--loss-at", "layers.5=1", "--workers", "8"], "--loss-at: 'layers.5': no tensor has such a name: expected parts of"),
+    (["--repair-at", "layer=1", "--workers", "8"], "--repair-at: 'layer': no tensor has such a name"),
+    (["--repair-at", "mlp=17", "--workers", "8"], "--repair-at: 'mlp=17': round 17: expected a whole number from 0 to 16"),
     (["--loss-at", "*-8=1", "--workers", "8"], "--loss-at: '*-8=1': worker 8: expected 0 to 7"),
     (["--loss-at", "6-*=0:2", "--workers", "8"], "--loss-at: '6-*=0:2': loss rate 2: expected a number"),
     (["--loss-at", "6-*=0.9", "--loss-model", "burst:2", "--workers", "8"], "the link 6-*'s loss rate is 0.9"),

@@ -642,7 +642,7 @@ def test_shares_that_links_drop():
     run = lambda **options: sweep_settings.Run(section, {"workers": "8", **options}, None).dropped()
     assert run(**{"loss-rate": "0.2,0.1"}) == (0.2, 0.1)
     assert run(**{"loss-rate": "0", "loss-at": "6-*=0.15:0,7-*=0.15:0"}) == (pytest.approx(0.0375), 0)
-    assert run(**{"loss-rate": "0.1", "loss-at": "3=0.5"})[0] == pytest.approx((14 * 0.5 + 42 * 0.1) / 56)
+    assert run(**{"loss-rate": "0.1", "loss-at": "3=0.5,layers.0-1=1"})[0] == pytest.approx((14 * 0.5 + 42 * 0.1) / 56)
     assert run(**{"loss-rate": "0", "loss-at": "*-1=0:0.4,2-1=1"}) == (pytest.approx(1 / 56), pytest.approx((6 * 0.4 + 1) / 56))
 
 

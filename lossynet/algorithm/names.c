@@ -1,0 +1,177 @@
+/* names.c — which packets hold parts of tensors that have a loss rate or rounds of their own.
+ *
+ * settings.tensors says where tensors lie in the vector. A packet with elements of several tensors counts
+ * for each of them. Packets that the same entries of the two lists (loss_settings.at, settings.repair_at)
+ * stand for are a class. Most packets are in class 0, which no entry stands for.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <omp.h>
+#include <stdlib.h>
+
+/* Where the classes of an owner's packets begin; in order of (bucket, packet), as on a link. */
+static const uint8_t *classes_of(const struct lossynet_comm *comm, int owner) {
+    return comm->names.packet + comm->partition.owner_start[owner];
+}
+
+/* ---- open and close ---- */
+
+/* Adds the entries that stand for a tensor to the packets that hold elements of it. */
+static void mark(const struct ln_partition *partition, const struct lossynet_tensor *tensor,
+                 struct ln_name_class entries, struct ln_name_class *packet) {
+    const size_t end = tensor->first + tensor->count, step = partition->packet_elements;
+    for (int b = 0; b < partition->buckets; b++)
+        for (int owner = 0; owner < partition->workers; owner++) {
+            size_t offset, count;
+            ln_shard_span(partition, owner, b, &offset, &count);
+            if (tensor->count == 0 || end <= offset || tensor->first >= offset + count) continue;
+            const size_t from = tensor->first > offset ? (tensor->first - offset) / step : 0;
+            const size_t last = ((end < offset + count ? end : offset + count) - offset - 1) / step;
+            struct ln_name_class *of_owner =
+                packet + partition->owner_start[owner] + ln_packets_before(partition, b, owner);
+            for (size_t k = from; k <= last; k++) {
+                of_owner[k].loss |= entries.loss;
+                of_owner[k].rounds |= entries.rounds;
+            }
+        }
+}
+
+/* The number of a class, which is new if it is not there yet; -1: there are too many. */
+static int number_of(struct ln_names *names, struct ln_name_class entries) {
+    for (int i = 0; i < names->classes; i++)
+        if (names->class_of[i].loss == entries.loss && names->class_of[i].rounds == entries.rounds)
+            return i;
+    if (names->classes == LOSSYNET_NAME_CLASSES) return -1;
+    names->class_of[names->classes] = entries;
+    return names->classes++;
+}
+
+static lossynet_status classify(struct lossynet_comm *comm,
+                                const struct lossynet_settings *settings,
+                                struct ln_name_class *packet) {
+    struct ln_names *names = &comm->names;
+    for (int t = 0; t < settings->tensor_count; t++) {
+        const struct lossynet_tensor *tensor = &settings->tensors[t];
+        const struct ln_name_class entries = {ln_at_names(&comm->loss.at, tensor->name),
+                                              ln_at_names(&names->rounds, tensor->name)};
+        if (entries.loss || entries.rounds) mark(&comm->partition, tensor, entries, packet);
+    }
+    number_of(names, (struct ln_name_class){0, 0});
+    for (size_t k = 0; k < comm->partition.packets; k++) {
+        const int number = number_of(names, packet[k]);
+        if (number < 0) {
+            ln_log("loss-at, repair-at: expected entries whose tensors overlap less: packets have "
+                   "more than %d combinations of them",
+                   LOSSYNET_NAME_CLASSES);
+            return LOSSYNET_INVALID;
+        }
+        names->packet[k] = (uint8_t)number;
+    }
+    return LOSSYNET_OK;
+}
+
+lossynet_status ln_names_open(struct lossynet_comm *comm,
+                              const struct lossynet_settings *settings) {
+    struct ln_names *names = &comm->names;
+    char why[512];
+    if (ln_repair_at_parse(&names->rounds, settings, why, sizeof why)) {
+        ln_log("%s", why);
+        return LOSSYNET_INVALID;
+    }
+    if (!ln_at_has_names(&comm->loss.at) && !ln_at_has_names(&names->rounds)) return LOSSYNET_OK;
+    COMM_TAKE(comm, names->packet, comm->partition.packets);
+    COMM_TAKE(comm, names->mask,
+              (size_t)comm->resources.threads * comm->partition.largest_owner_packets);
+    if (comm->resources.pool.measuring || !names->packet) return LOSSYNET_OK;
+    if (!ln_names_exist(&comm->loss.at, "loss-at", settings) ||
+        !ln_names_exist(&names->rounds, "repair-at", settings))
+        return LOSSYNET_INVALID;
+    struct ln_name_class *packet = ln_memory_take(comm->partition.packets, sizeof *packet);
+    if (!packet) return LOSSYNET_NO_MEMORY;
+    const lossynet_status status = classify(comm, settings, packet);
+    free(packet);
+    return status;
+}
+
+void ln_names_close(struct lossynet_comm *comm) {
+    ln_at_close(&comm->names.rounds);
+    free(comm->names.packet);
+    free(comm->names.mask);
+}
+
+bool ln_names_exist(const struct ln_at *at, const char *setting,
+                    const struct lossynet_settings *settings) {
+    uint32_t found = 0;
+    for (int t = 0; t < settings->tensor_count; t++)
+        found |= ln_at_names(at, settings->tensors[t].name);
+    for (int i = 0; i < at->count; i++) {
+        const struct ln_at_entry *e = &at->entry[i];
+        if (!e->bit || found & e->bit) continue;
+        if (settings->tensor_count)
+            ln_log("%s: '%s': no tensor has such a name: expected parts of one such as %s", setting,
+                   e->name, settings->tensors[settings->tensor_count / 2].name);
+        else
+            ln_log("%s: '%s': expected a list of tensors (settings.tensors)", setting, e->name);
+        return false;
+    }
+    return true;
+}
+
+lossynet_status ln_repair_at_parse(struct ln_at *at, const struct lossynet_settings *settings,
+                                   char *why, size_t why_size) {
+    static const struct ln_at_form form = {"ROUNDS", "round", LOSSYNET_ROUNDS_GIVEN, true};
+    char wrong[480];
+    const lossynet_status status =
+        ln_at_parse(at, settings->repair_at, &form, settings->workers, wrong, sizeof wrong);
+    if (status) snprintf(why, why_size, "repair-at: %s", wrong);
+    return status;
+}
+
+int ln_repair_at_most(const struct lossynet_settings *settings, lossynet_phase phase) {
+    struct ln_at at;
+    char why[512];
+    const lossynet_status status = ln_repair_at_parse(&at, settings, why, sizeof why);
+    const int most = status ? 0 : (int)ln_at_most(&at, phase);
+    ln_at_close(&at);
+    return most;
+}
+
+/* ---- what packets have of their own ---- */
+
+void ln_names_mask(const struct lossynet_comm *comm, const struct ln_loss *loss,
+                   lossynet_phase phase, int sender, int receiver, size_t n, uint64_t *chain,
+                   uint8_t *mask) {
+    const uint64_t step = comm->steps.step;
+    ln_loss_mask(loss, phase, step, sender, receiver, n, chain, mask);
+    if (!comm->names.packet || !ln_at_has_names(&loss->at)) return;
+    const uint8_t *class_of = classes_of(comm, phase == LOSSYNET_GRADIENT ? receiver : sender);
+    uint8_t *own =
+        comm->names.mask + (size_t)omp_get_thread_num() * comm->partition.largest_owner_packets;
+    for (int c = 1; c < comm->names.classes; c++) {
+        const uint32_t entries = comm->names.class_of[c].loss;
+        if (!entries || !memchr(class_of, c, n)) continue;
+        ln_loss_mask_of(loss, entries, phase, step, sender, receiver, n, NULL, own);
+        for (size_t k = 0; k < n; k++)
+            if (class_of[k] == c) mask[k] = own[k];
+    }
+}
+
+double ln_names_loss(const struct lossynet_comm *comm, lossynet_phase phase) {
+    double mean[LOSSYNET_NAME_CLASSES], sum = 0;
+    const struct ln_names *names = &comm->names;
+    if (!names->packet) return ln_loss_mean(&comm->loss, phase, comm->workers.count, 0);
+    for (int c = 0; c < names->classes; c++)
+        mean[c] = ln_loss_mean(&comm->loss, phase, comm->workers.count, names->class_of[c].loss);
+    for (size_t k = 0; k < comm->partition.packets && names->classes; k++)
+        sum += mean[names->packet[k]];
+    return sum / (double)comm->partition.packets;
+}
+
+int ln_names_rounds(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                    int receiver, size_t k) {
+    const struct ln_names *names = &comm->names;
+    if (names->rounds.count == 0) return -1;
+    const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
+    const uint32_t entries = names->packet ? names->class_of[classes_of(comm, owner)[k]].rounds : 0;
+    return (int)ln_at_value(&names->rounds, phase, sender, receiver, entries, -1);
+}
