@@ -178,7 +178,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
                (uint64_t)settings->acknowledge_later << 2);
     hash = ln_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
                   (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
-    hash = ln_at_fingerprint(&comm->names.rounds, hash);
+    hash = ln_at_fingerprint(&comm->arrivals.names.rounds, hash);
     uint64_t budget;
     memcpy(&budget, &settings->retransmission_budget, sizeof budget);
     hash = ln_mix(hash ^ budget);

@@ -43,6 +43,21 @@
 
 /* ---- arrivals (arrivals.c) ---- */
 
+enum { LOSSYNET_NAME_CLASSES = 256 };
+
+struct ln_name_class { /* bits of the entries that stand for a packet (ln_at_names) */
+    uint32_t loss, rounds;
+};
+
+struct ln_names {
+    struct ln_at rounds; /* settings.repair_at */
+    uint8_t
+        *packet; /* [K], in order of (owner, bucket, packet): its class; NULL: all are in class 0 */
+    uint8_t *mask; /* [threads][largest_owner_packets] */
+    int classes;
+    struct ln_name_class class_of[LOSSYNET_NAME_CLASSES];
+};
+
 struct ln_total { /* packets since open */
     uint64_t expected, arrived;
 };
@@ -82,6 +97,7 @@ struct ln_arrivals {
     struct ln_total *total; /* [V][N], by (receiver, sender), both phases */
 
     struct ln_acks acks;
+    struct ln_names names; /* see names.c */
 };
 
 /* Failures are only noted in pool.out_of_memory. gradient, parameter: senders are told what arrived
@@ -271,21 +287,6 @@ int ln_ways_rounds(const struct ln_loss *loss, int workers, lossynet_phase phase
                    double budget);
 
 /* ---- tensors with values of their own (names.c) ---- */
-
-enum { LOSSYNET_NAME_CLASSES = 256 };
-
-struct ln_name_class { /* bits of the entries that stand for a packet (ln_at_names) */
-    uint32_t loss, rounds;
-};
-
-struct ln_names {
-    struct ln_at rounds; /* settings.repair_at */
-    uint8_t
-        *packet; /* [K], in order of (owner, bucket, packet): its class; NULL: all are in class 0 */
-    uint8_t *mask; /* [threads][largest_owner_packets] */
-    int classes;
-    struct ln_name_class class_of[LOSSYNET_NAME_CLASSES];
-};
 
 /* Reads settings.repair_at. On failure `why` gets one line. Close the list in any case. */
 lossynet_status ln_repair_at_parse(struct ln_at *at, const struct lossynet_settings *settings,
@@ -602,7 +603,6 @@ struct lossynet_comm {
     struct ln_resources resources;
     struct ln_partition partition;
     struct ln_loss loss;
-    struct ln_names names;
     struct ln_steps steps;
     struct ln_arrivals arrivals;
     struct ln_averaging averaging;

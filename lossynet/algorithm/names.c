@@ -11,7 +11,7 @@
 
 /* Where the classes of an owner's packets begin; in order of (bucket, packet), as on a link. */
 static const uint8_t *classes_of(const struct lossynet_comm *comm, int owner) {
-    return comm->names.packet + comm->partition.owner_start[owner];
+    return comm->arrivals.names.packet + comm->partition.owner_start[owner];
 }
 
 /* ---- open and close ---- */
@@ -49,7 +49,7 @@ static int number_of(struct ln_names *names, struct ln_name_class entries) {
 static lossynet_status classify(struct lossynet_comm *comm,
                                 const struct lossynet_settings *settings,
                                 struct ln_name_class *packet) {
-    struct ln_names *names = &comm->names;
+    struct ln_names *names = &comm->arrivals.names;
     for (int t = 0; t < settings->tensor_count; t++) {
         const struct lossynet_tensor *tensor = &settings->tensors[t];
         const struct ln_name_class entries = {ln_at_names(&comm->loss.at, tensor->name),
@@ -72,7 +72,7 @@ static lossynet_status classify(struct lossynet_comm *comm,
 
 lossynet_status ln_names_open(struct lossynet_comm *comm,
                               const struct lossynet_settings *settings) {
-    struct ln_names *names = &comm->names;
+    struct ln_names *names = &comm->arrivals.names;
     char why[512];
     if (ln_repair_at_parse(&names->rounds, settings, why, sizeof why)) {
         ln_log("%s", why);
@@ -94,9 +94,9 @@ lossynet_status ln_names_open(struct lossynet_comm *comm,
 }
 
 void ln_names_close(struct lossynet_comm *comm) {
-    ln_at_close(&comm->names.rounds);
-    free(comm->names.packet);
-    free(comm->names.mask);
+    ln_at_close(&comm->arrivals.names.rounds);
+    free(comm->arrivals.names.packet);
+    free(comm->arrivals.names.mask);
 }
 
 bool ln_names_exist(const struct ln_at *at, const char *setting,
@@ -143,12 +143,12 @@ void ln_names_mask(const struct lossynet_comm *comm, const struct ln_loss *loss,
                    uint8_t *mask) {
     const uint64_t step = comm->steps.step;
     ln_loss_mask(loss, phase, step, sender, receiver, n, chain, mask);
-    if (!comm->names.packet || !ln_at_has_names(&loss->at)) return;
+    if (!comm->arrivals.names.packet || !ln_at_has_names(&loss->at)) return;
     const uint8_t *class_of = classes_of(comm, phase == LOSSYNET_GRADIENT ? receiver : sender);
-    uint8_t *own =
-        comm->names.mask + (size_t)omp_get_thread_num() * comm->partition.largest_owner_packets;
-    for (int c = 1; c < comm->names.classes; c++) {
-        const uint32_t entries = comm->names.class_of[c].loss;
+    uint8_t *own = comm->arrivals.names.mask +
+                   (size_t)omp_get_thread_num() * comm->partition.largest_owner_packets;
+    for (int c = 1; c < comm->arrivals.names.classes; c++) {
+        const uint32_t entries = comm->arrivals.names.class_of[c].loss;
         if (!entries || !memchr(class_of, c, n)) continue;
         ln_loss_mask_of(loss, entries, phase, step, sender, receiver, n, NULL, own);
         for (size_t k = 0; k < n; k++)
@@ -158,7 +158,7 @@ void ln_names_mask(const struct lossynet_comm *comm, const struct ln_loss *loss,
 
 double ln_names_loss(const struct lossynet_comm *comm, lossynet_phase phase) {
     double mean[LOSSYNET_NAME_CLASSES], sum = 0;
-    const struct ln_names *names = &comm->names;
+    const struct ln_names *names = &comm->arrivals.names;
     if (!names->packet) return ln_loss_mean(&comm->loss, phase, comm->workers.count, 0);
     for (int c = 0; c < names->classes; c++)
         mean[c] = ln_loss_mean(&comm->loss, phase, comm->workers.count, names->class_of[c].loss);
@@ -169,7 +169,7 @@ double ln_names_loss(const struct lossynet_comm *comm, lossynet_phase phase) {
 
 int ln_names_rounds(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                     int receiver, size_t k) {
-    const struct ln_names *names = &comm->names;
+    const struct ln_names *names = &comm->arrivals.names;
     if (names->rounds.count == 0) return -1;
     const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
     const uint32_t entries = names->packet ? names->class_of[classes_of(comm, owner)[k]].rounds : 0;

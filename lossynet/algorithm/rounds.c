@@ -126,7 +126,7 @@ void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *
         const int planned = ln_rounds_planned(settings, (lossynet_phase)phase);
         r->measured[phase] = planned == LOSSYNET_ROUNDS_MEASURED;
         r->rounds[phase] = r->measured[phase] ? LOSSYNET_ROUNDS_MOST : planned;
-        r->most_own[phase] = (int)ln_at_most(&comm->names.rounds, (lossynet_phase)phase);
+        r->most_own[phase] = (int)ln_at_most(&comm->arrivals.names.rounds, (lossynet_phase)phase);
         if (!r->measured[phase]) continue;
         /* As if one step had lost what is injected. */
         const double packets = (double)comm->partition.packets * (comm->partition.groups.count - 1);
