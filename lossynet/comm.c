@@ -479,6 +479,7 @@ lossynet_status lossynet_probe(const struct lossynet_world *world,
         .world = *world,
         .packet_bytes = settings->packet_bytes,
         .network = {.interface = settings->network.interface,
+                    .ports = {settings->network.ports[0], settings->network.ports[1]},
                     .pace_gbps = settings->network.pace_gbps},
         .log = target_of(settings)};
     ln_link_open link_open;

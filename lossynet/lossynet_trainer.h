@@ -38,9 +38,10 @@ struct lossynet_meeting {
     double exchange_seconds; /* the same as `seconds` for each later exchange; 0: `seconds` */
 };
 
-/* Listens at `address`; port 0 chooses a free port. *listener gets a socket, which the caller
+/* Listens at `address`; port 0 chooses a free port, of ports[0] to ports[1] unless they are 0. *listener gets a socket, which the caller
  * closes, and *port its port. Connections wait in the socket until the next meeting. */
-lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, int *port);
+lossynet_status lossynet_rendezvous_listen(const char *address, const int ports[2], int *listener,
+                                           int *port);
 lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *meeting,
                                          struct lossynet_world *world);
 
@@ -293,7 +294,7 @@ struct lossynet_options {
     int link;    /* lossynet_link_kind */
     int packet_bytes;
     int wire_dtype; /* lossynet_wire_dtype, or LOSSYNET_WIRE_AUTO */
-    const char *interface, *traffic_class;
+    const char *interface, *port_range, *traffic_class;
     double pace_gbps, loss_budget, peer_timeout; /* peer_timeout -1: the default */
     const char *deadline, *key_file, *record_loss;
     bool encrypt;

@@ -30,6 +30,11 @@ static bool is_deadline(const char *text) {
     return parse_deadline(text, &seconds);
 }
 
+static bool is_port_range(const char *text) {
+    int ports[2];
+    return ln_port_parse(text, ports);
+}
+
 static bool is_traffic_class(const char *text) {
     int dscp;
     return ln_dscp_parse(text, &dscp);
@@ -149,6 +154,11 @@ static const struct lossynet_option table[] = {
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
            "turn; default: the first active port"),
+    STRING_THAT(
+        is_port_range, "FIRST-LAST, at least two ports from 1 to 65535", "port-range", port_range,
+        NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "FIRST-LAST",
+        "udp: a rank takes two free UDP ports of these, and with --meet one TCP port, so that a "
+        "firewall can let them pass; default: any"),
     REAL("pace-gbps", pace_gbps, NEUTRAL | EACH_RANK | IF_DATAGRAMS, "0", 0, 1e6, "GBIT",
          "udp, verbs: the highest rate at which a rank sends; 0: no limit"),
     REAL("loss-budget", loss_budget, NEUTRAL | IF_DATAGRAMS, "0", 0, 0.9, "P",
@@ -376,6 +386,7 @@ void lossynet_options_apply(const struct lossynet_options *o, int ranks, bool on
     s->record_loss = o->record_loss;
     s->link = (lossynet_link_kind)o->link;
     s->network.interface = o->interface;
+    if (o->port_range) ln_port_parse(o->port_range, s->network.ports);
     s->network.pace_gbps = o->pace_gbps;
     s->network.loss_budget = o->loss_budget;
     s->network.peer_timeout = o->peer_timeout < 0 ? 0 : o->peer_timeout;

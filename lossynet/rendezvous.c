@@ -235,13 +235,15 @@ static void draw_nonce(uint8_t nonce[NONCE_BYTES]) {
 
 /* ---- rank 0 ---- */
 
-static int listen_at(const char *address) {
+/* A port of the address itself is taken although a program that has ended used it a minute ago. Ports of a
+ * range are other processes', which take theirs in the same way. */
+static int listen_at(const char *address, const int ports[2]) {
     struct addrinfo *found = resolve(address, true);
     if (!found) return -1;
-    const int on = 1;
+    const int again = !ports[0];
     int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
-        bind(fd, found->ai_addr, found->ai_addrlen) || listen(fd, SOMAXCONN)) {
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &again, sizeof again) ||
+        !ln_port_bind(fd, found->ai_addr, found->ai_addrlen, ports) || listen(fd, SOMAXCONN)) {
         ln_log("rendezvous '%s': rank 0 cannot listen there: %s: expected an address of "
                "this host and a free port",
                address, strerror(errno));
@@ -452,7 +454,7 @@ static lossynet_status seat_all(struct rendezvous *r, struct host *host, struct 
 
 static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_meeting *m,
                                     struct seat *seat) {
-    int listener = m->listener >= 0 ? m->listener : listen_at(m->address);
+    int listener = m->listener >= 0 ? m->listener : listen_at(m->address, (const int[2]){0, 0});
     if (listener < 0) return LOSSYNET_LINK;
     struct host *host;
     lossynet_status status = prepare_root(r, &host) ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
@@ -561,7 +563,8 @@ static lossynet_status meet_root(struct rendezvous *r, const struct lossynet_mee
 
 /* ---- open and close ---- */
 
-lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, int *port) {
+lossynet_status lossynet_rendezvous_listen(const char *address, const int ports[2], int *listener,
+                                           int *port) {
     union {
         struct sockaddr any;
         struct sockaddr_in v4;
@@ -569,7 +572,7 @@ lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, i
     } bound;
     socklen_t bytes = sizeof bound;
     memset(&bound, 0, sizeof bound);
-    *listener = listen_at(address);
+    *listener = listen_at(address, ports);
     if (*listener < 0) return LOSSYNET_LINK;
     getsockname(*listener, &bound.any, &bytes);
     *port = ntohs(bound.any.sa_family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port);

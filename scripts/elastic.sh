@@ -67,6 +67,14 @@ for host in ${hosts[@]+"${hosts[@]}"}; do
 done
 
 # ---- etcd -----------------------------------------------------------------------------------
+# The ports that etcd of this script may take: those of --port-range, if the options have one.
+first=20000 last=31999 word=''
+for next in "$@"; do
+    [ "$word" != --port-range ] || next=$word=$next
+    word=$next
+    [[ ! $next =~ ^--port-range=([0-9]{1,5})-([0-9]{1,5})$ ]] || first=${BASH_REMATCH[1]} last=${BASH_REMATCH[2]}
+done
+[ "$first" -le "$last" ] || first=$last # the trainer refuses it
 folder=$(mktemp -d) || exit 1
 password=${TRAIN_LLAMA2_STORE_PASSWORD-} # of the store; empty: it has none
 name=elastic-${folder##*.} # of the etcd and of the run, unlike any other
@@ -142,7 +150,7 @@ etcd_open() {
         fail "no etcd here: scripts/dependencies.sh elastic installs it; or name one with --meet"
     local attempts wait
     for ((attempts = 8; attempts > 0; attempts--)); do
-        client=$((20000 + RANDOM % 12000)) peer=$((client + 1))
+        client=$((first + RANDOM % (last - first + 1))) peer=$((20000 + RANDOM % 12000))
         rm -rf "$folder/data"
         listens=127.0.0.1
         etcd_start

@@ -122,6 +122,16 @@ table netdev dark {{
 }}
 """
 
+FIREWALL = """
+table inet firewall {{
+  chain in {{
+    type filter hook input priority 0; policy accept;
+    iifname "eth0" udp dport != {ports} counter drop
+    iifname "eth0" tcp flags & (syn | ack) == syn tcp dport != {ports} counter drop
+  }}
+}}
+"""
+
 
 def unavailable():
     """The reason why hosts cannot be made here, in one line; None if they can."""
@@ -302,6 +312,15 @@ class Hosts:
         if lines:
             ports = ", ".join(f"p{i}" for i in range(len(self.names)))
             self.execute(self.switch, "nft", "-f", "-", text=DARK.format(ports=ports, rules="\n    ".join(lines)))
+
+    def firewall(self, ports):
+        """From now on hosts let in on the network under test, to ports outside FIRST-LAST, no datagram and no new
+        connection. None: everything."""
+        for name in self.names:
+            subprocess.run(["ip", "netns", "exec", name, "nft", "delete", "table", "inet", "firewall"],
+                           check=False, capture_output=True)
+            if ports:
+                self.execute(name, "nft", "-f", "-", text=FIREWALL.format(ports=ports))
 
     # ---- traffic classes ----
 

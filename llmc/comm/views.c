@@ -225,7 +225,9 @@ static int listen_at(void *context, const char *address) {
     char here[96];
     int port;
     snprintf(here, sizeof here, "%s%s%s:0", bare ? "[" : "", address, bare ? "]" : "");
-    return lossynet_rendezvous_listen(here, &v->listener, &port) ? -1 : port;
+    struct lossynet_settings s;
+    lossynet_options_apply(&v->options->net, 1, false, &s);
+    return lossynet_rendezvous_listen(here, s.network.ports, &v->listener, &port) ? -1 : port;
 }
 
 static int prove(void *context, const char *text, char proof[65]) {

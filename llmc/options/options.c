@@ -160,6 +160,7 @@ static const struct lossynet_option table[] = {
     NETWORK("packet-bytes"),
     NETWORK("wire-dtype"),
     NETWORK("interface"),
+    NETWORK("port-range"),
     NETWORK("pace-gbps"),
     NETWORK("loss-budget"),
     NETWORK("traffic-class"),

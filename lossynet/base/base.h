@@ -57,6 +57,18 @@ void *ln_pool_take_from(struct ln_pool *pool, size_t count, size_t size,
 #define POOL_TAKE(pool, pointer, count)                                                            \
     ((pointer) = ln_pool_take((pool), (count), sizeof *(pointer)))
 
+/* ---- ports (port.c) ---- */
+
+struct sockaddr;
+
+/* Binds a socket of IPv4 or IPv6 to the address, which is `bytes` long and gets the port: a free one of
+ * ports[0] to ports[1], or the one that it has where both are 0. Returns whether it could; errno says
+ * why not. */
+bool ln_port_bind(int fd, struct sockaddr *address, size_t bytes, const int ports[2]);
+
+/* Parses FIRST-LAST: ports from 1 to 65535, at least two. Returns false for other texts. */
+bool ln_port_parse(const char *text, int ports[2]);
+
 /* ---- time ---- */
 
 /* Returns the seconds since a fixed moment. This clock is never set back. */

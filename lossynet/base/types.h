@@ -64,6 +64,7 @@ struct lossynet_network {
     const char *interface; /* udp: network interface; NULL: loopback if all ranks are on one host,
                               else that of the default route. verbs: device[:port[:GID index]], or
                               several for the ranks of a host; NULL: the first active port */
+    int ports[2];          /* udp: the first and the last port that a rank may take; 0, 0: any */
     double pace_gbps;      /* a rank sends at most so many 10^9 bit/s; 0: no limit */
     double loss_budget;    /* a rank sends slower while the network loses more than this share, < 1;
                               needs pace_gbps. 0: it does not slow down */

@@ -94,6 +94,7 @@ struct ln_link_settings {
     size_t payload_bytes;  /* largest payload that will be sent. 0: the most that fits, up to
                               LOSSYNET_PAYLOAD_DEFAULT. If it does not fit, open fails. */
     const char *interface; /* as in lossynet_settings; may be NULL */
+    int ports[2];          /* as in lossynet_settings */
     int dscp;              /* traffic class of bulk datagrams; others have 0 */
 };
 

@@ -321,7 +321,7 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
     if (!peer_table_open(&u->table, world->ranks) || !u->address || !u->other || u->event < 0)
         goto close_link;
     struct udp_address mine = interface.address;
-    status = udp_socket_open(&u->socket, &mine);
+    status = udp_socket_open(&u->socket, &mine, settings->ports);
     u->socket.dscp = settings->dscp;
     if (!status) status = introduce(u, settings, &mine, interface.mtu);
     if (!status && world->local_ranks < world->ranks) /* within a host the interface's MTU holds */

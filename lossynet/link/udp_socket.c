@@ -195,7 +195,8 @@ void udp_socket_probe(struct udp_socket *s, bool on) {
         setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
 }
 
-lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address) {
+lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address,
+                                const int ports[2]) {
     *s = (struct udp_socket){.fd = -1, .other = -1};
     if (!take_memory(s)) {
         ln_log("no memory for incoming datagrams");
@@ -204,13 +205,20 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     }
     int family = s->family = address->any.sa_family, segment = 0, one = 1;
     socklen_t length = udp_address_bytes(address);
-    const struct udp_address any = *address; /* its port is 0 */
+    struct udp_address any = *address; /* its port is 0 */
     s->other = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (s->fd < 0 || s->other < 0 || bind(s->other, &any.any, length) ||
-        bind(s->fd, &address->any, length) || getsockname(s->fd, &address->any, &length)) {
-        ln_log("no UDP socket: %s%s", strerror(errno),
-               errno == EADDRINUSE ? ": expected a free port in net.ipv4.ip_local_port_range" : "");
+    if (s->fd < 0 || s->other < 0 || !ln_port_bind(s->other, &any.any, length, ports) ||
+        !ln_port_bind(s->fd, &address->any, length, ports) ||
+        getsockname(s->fd, &address->any, &length)) {
+        if (errno == EADDRINUSE && ports[0])
+            ln_log("no UDP socket: no port from %d to %d is free: expected two for each rank of "
+                   "this host",
+                   ports[0], ports[1]);
+        else
+            ln_log("no UDP socket: %s%s", strerror(errno),
+                   errno == EADDRINUSE ? ": expected a free port in net.ipv4.ip_local_port_range"
+                                       : "");
         udp_socket_close(s);
         return LOSSYNET_LINK;
     }

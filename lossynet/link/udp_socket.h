@@ -74,9 +74,10 @@ struct udp_socket {
     struct udp_outgoing out;
 };
 
-/* Opens a socket, binds it to `address`, and sets the port in `address`. On failure it releases
+/* Opens a socket, binds it to `address` and a port of `ports` (ln_port_bind), and sets the port in `address`. On failure it releases
  * everything and logs a line. */
-lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address);
+lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address,
+                                const int ports[2]);
 /* The address of the other port. */
 struct udp_address udp_other_address(const struct udp_socket *s, const struct udp_address *address);
 void udp_socket_close(struct udp_socket *s);

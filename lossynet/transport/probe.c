@@ -263,12 +263,14 @@ lossynet_status ln_transport_probe(const struct ln_transport_settings *settings,
     struct probe p = {.world = *world, .share = share, .share_context = share_context};
     lossynet_status status = common_run(&p);
     if (status) return status;
-    const struct ln_link_settings link = {.world = *world,
-                                          .share = share,
-                                          .share_context = share_context,
-                                          .run = p.run,
-                                          .payload_bytes = settings->packet_bytes,
-                                          .interface = settings->network.interface};
+    const struct ln_link_settings link = {
+        .world = *world,
+        .share = share,
+        .share_context = share_context,
+        .run = p.run,
+        .payload_bytes = settings->packet_bytes,
+        .interface = settings->network.interface,
+        .ports = {settings->network.ports[0], settings->network.ports[1]}};
     status = link_open(&link, &p.link);
     if (status) return status;
     *link_name = p.link->name;

@@ -58,6 +58,7 @@ static lossynet_status introduce(struct ln_transport *t,
         .run = session->id,
         .payload_bytes = settings->packet_bytes ? settings->packet_bytes + trailer : 0,
         .interface = settings->network.interface,
+        .ports = {settings->network.ports[0], settings->network.ports[1]},
         .dscp = settings->network.dscp,
     };
     session->two_classes = settings->network.dscp > 0;

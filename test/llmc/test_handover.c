@@ -115,7 +115,8 @@ static void begin(struct life *l, int local, const char *rate) {
     assert_int_equal(config_of_model("260K", &c), 0);
     assert_int_equal(config_complete("260K", 64, 64, &c), 0);
     assert_int_equal(param_layout_build(&c, &l->layout), 0);
-    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &l->listener, &l->port), 0);
+    assert_int_equal(
+        lossynet_rendezvous_listen("127.0.0.1:0", (const int[2]){0, 0}, &l->listener, &l->port), 0);
     l->local = local;
 }
 

@@ -40,6 +40,7 @@ static void values_reach_the_settings(void **state) {
                                            {"traffic-class", "le"},
                                            {"deadline", "0.5"},
                                            {"encrypt", "1"},
+                                           {"port-range", "5000-5009"},
                                            {"packet-bytes", "1024"},
                                            {"repair", "2,3"}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
@@ -60,6 +61,7 @@ static void values_reach_the_settings(void **state) {
     assert_int_equal(s->link, LOSSYNET_LINK_UDP);
     assert_int_equal(s->network.dscp, 1);
     assert_true(s->network.skip_late && s->network.deadline == 0.5 && s->network.encrypt);
+    assert_true(s->network.ports[0] == 5000 && s->network.ports[1] == 5009);
     assert_int_equal(s->packet_bytes, 1024);
     assert_int_equal(s->retransmission_rounds[LOSSYNET_GRADIENT], 2);
     assert_int_equal(s->retransmission_rounds[LOSSYNET_PARAMETER], 3);
@@ -87,6 +89,13 @@ static void wrong_values_change_nothing(void **state) {
         {"colour", "red", "no setting 'colour'"},
         {"repair", "often", "repair: expected auto or a whole number from 0 to 16, or two"},
         {"repair", "100000", "expected auto or a whole number from 0 to 16"},
+        {"port-range", "5000",
+         "port-range: expected FIRST-LAST, at least two ports from 1 to 65535"},
+        {"port-range", "0-9", "expected FIRST-LAST"},
+        {"port-range", "9-9", "expected FIRST-LAST"},
+        {"port-range", "9000-8000", "expected FIRST-LAST"},
+        {"port-range", "5000-65536", "expected FIRST-LAST"},
+        {"port-range", "5000-5009x", "expected FIRST-LAST"},
         {"workers", "-1", "workers: expected a whole number from 0 to 65534, got '-1'"},
         {"workers", "4x", "expected a whole number"},
         {"wire-dtype", "fp8", "expected one of float32 bf16 int8 int6 int4 auto"},

@@ -267,7 +267,9 @@ static void meetings_do_not_mix(void **state) {
     (void)state;
     int listener, port;
     struct comer root, later, former, present;
-    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &listener, &port), LOSSYNET_OK);
+    assert_int_equal(
+        lossynet_rendezvous_listen("127.0.0.1:0", (const int[2]){0, 0}, &listener, &port),
+        LOSSYNET_OK);
     snprintf(address, sizeof address, "127.0.0.1:%d", port);
     send_comer(&later, listener, 6, 1, 2, 20);
     send_comer(&former, listener, 4, 1, 2, 20);
@@ -294,7 +296,9 @@ static void who_does_not_come_is_named(void **state) {
     (void)state;
     int listener, port;
     struct comer root, other;
-    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &listener, &port), LOSSYNET_OK);
+    assert_int_equal(
+        lossynet_rendezvous_listen("127.0.0.1:0", (const int[2]){0, 0}, &listener, &port),
+        LOSSYNET_OK);
     snprintf(address, sizeof address, "127.0.0.1:%d", port);
     send_comer(&other, listener, 1, 2, 4, 20);
     send_comer(&root, listener, 1, 0, 4, 1);
@@ -324,7 +328,9 @@ static void who_has_ended_is_not_waited_for(void **state) {
     const double LONG = 1e5;
     int listener, port, asked = 0;
     struct comer root, other;
-    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &listener, &port), LOSSYNET_OK);
+    assert_int_equal(
+        lossynet_rendezvous_listen("127.0.0.1:0", (const int[2]){0, 0}, &listener, &port),
+        LOSSYNET_OK);
     snprintf(address, sizeof address, "127.0.0.1:%d", port);
     send_comer(&other, listener, 1, 2, 4, LONG);
     root = (struct comer){
@@ -346,7 +352,9 @@ static void who_has_ended_is_not_waited_for(void **state) {
 
 static int listen_anywhere(void) {
     int listener, port;
-    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &listener, &port), LOSSYNET_OK);
+    assert_int_equal(
+        lossynet_rendezvous_listen("127.0.0.1:0", (const int[2]){0, 0}, &listener, &port),
+        LOSSYNET_OK);
     snprintf(address, sizeof address, "127.0.0.1:%d", port);
     return listener;
 }
@@ -474,7 +482,8 @@ static void ranks_meet_over_ipv6(void **state) {
     (void)state;
     int listener, port;
     struct comer root, other;
-    if (lossynet_rendezvous_listen("[::1]:0", &listener, &port)) skip(); /* no IPv6 here */
+    if (lossynet_rendezvous_listen("[::1]:0", (const int[2]){0, 0}, &listener, &port))
+        skip(); /* no IPv6 here */
     snprintf(address, sizeof address, "[::1]:%d", port);
     send_comer(&other, listener, 1, 1, 2, 20);
     send_comer(&root, listener, 1, 0, 2, 20);

@@ -117,6 +117,25 @@ def test_one_side_goes_on_where_both_have_the_store(hosts, ranks, one):
     all_again(ranks)
 
 
+def test_a_firewall_that_lets_one_range_pass(hosts, etcd, data, tmp_path):
+    """Ranks meet and train through a firewall that lets --port-range pass and the etcd's port, also after one has
+    died and another has come. The etcd is on a host of the same range."""
+    first = etcd.port - 8 if etcd.port > 2000 else etcd.port
+    span = f"{first}-{first + 16}"
+    hosts.firewall(span)
+    ranks = RanksOnHosts(hosts, data, tmp_path / "out", etcd.url(tmp_path.name), port_range=span)
+    try:
+        ranks.wait_steps(10)
+        ranks.process[1].kill()
+        ranks.wait(lambda: ranks.views()[-1]["ranks"] == RANKS - 1)
+        ranks.wait_steps(5)
+        ranks.end()
+        assert all((e["gradient_loss_rate"] or 0) < 0.6 for e in ranks.log() if e["event"] == "step")
+    finally:
+        hosts.firewall(None)
+        ranks.kill()
+
+
 def test_a_link_that_loses_everything_one_way(hosts, ranks):
     """If datagrams from one rank to another are all lost, one of these two ranks is left out, and three go
     on."""

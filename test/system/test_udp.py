@@ -279,6 +279,24 @@ def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused
     assert injected(0, 0) < mean - margin  # a difference would show
 
 
+def test_a_firewall_that_lets_one_range_pass(hosts, data, tmp_path):
+    """Two ranks of each host take ports of --port-range. Without it nothing comes through the firewall."""
+    hosts.firewall("5000-5003")
+    changes = {"workers": 8, "steps": 5, "loss_rate": 0}
+    done = hosts.mpirun(PROGRAM, *options(data, tmp_path / "closed", peer_timeout=1, **changes), each=2,
+                        timeout=TIMEOUT)
+    assert done.returncode == 1, done.stdout + done.stderr
+    done = hosts.mpirun(PROGRAM, *options(data, tmp_path / "open", peer_timeout=60, port_range="5000-5003",
+                                          **changes), each=2, timeout=TIMEOUT)
+    log = read_log(tmp_path / "open" / "log.jsonl") if not done.returncode else done.stderr
+    assert done.returncode == 0, log
+    assert log[-1]["gradient_loss_rate"] == 0 and log[-1]["parameter_loss_rate"] == 0
+    done = hosts.mpirun(PROGRAM, *options(data, tmp_path / "few", port_range="5000-5002", **changes), each=2,
+                        timeout=TIMEOUT)
+    assert done.returncode == 1
+    assert "no port from 5000 to 5002 is free: expected two for each rank of this host" in done.stderr
+
+
 def test_what_the_kernel_lost_is_sent_again(hosts, data, tmp_path):
     """Lost packets are sent again within a budget. The first budget is larger than the loss. The second is
     half of the loss."""
