@@ -137,34 +137,42 @@ int metrics_log_view(struct jsonl *log, const struct metrics_view *v) {
                        jsonl_number(v->max_age), "seconds", jsonl_number(v->seconds)));
 }
 
-void metrics_print_traffic(const struct run_metrics *run, const int rounds[2],
-                           const double bytes[2]) {
+/* Bytes that were sent beside those of plain bf16; NaN where nothing was. */
+static double bytes_of_bf16(const struct run_metrics *run, const struct metrics_traffic *t) {
     static const double BF16 = 2; /* bytes of an element */
-    const struct step_metrics *sum = &run->sum;
     double sent = 0, plain = 0;
     for (int phase = 0; phase < 2; phase++) {
-        sent += bytes[phase] * (sum->expected[phase] + sum->resent[phase]);
-        plain += BF16 * sum->expected[phase];
+        sent += t->bytes[phase] * (run->sum.expected[phase] + run->sum.resent[phase]);
+        plain += BF16 * run->sum.expected[phase];
     }
-    if (!(plain > 0)) return;
+    return plain > 0 ? sent / plain : NAN;
+}
+
+void metrics_print_traffic(const struct run_metrics *run, const struct metrics_traffic *t) {
+    const struct step_metrics *sum = &run->sum;
+    const double bytes = bytes_of_bf16(run, t);
+    if (isnan(bytes)) return;
     printf("lost in the end: %.1f%% of gradients, %.1f%% of parameters; went again: %.1f%%\n"
            "rounds at the end: %d of gradients, %d of parameters; %.2f of plain bf16's bytes\n",
            100 * metrics_loss_rate(sum, 0), 100 * metrics_loss_rate(sum, 1),
-           100 * extra_traffic(sum), rounds[0], rounds[1], sent / plain);
+           100 * extra_traffic(sum), t->rounds[0], t->rounds[1], bytes);
 }
 
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
-                    const struct eval_metrics *eval, const char *checkpoint) {
+                    const struct metrics_traffic *traffic, const struct eval_metrics *eval,
+                    const char *checkpoint) {
     const struct step_metrics *sum = &run->sum;
     const double steps = run->steps ? run->steps : 1;
     json_t *event = json_pack(
-        "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?, s:f}", "event", "end", "step",
-        run->steps, "status", status, "training_seconds", sum->seconds, "tokens_per_second",
-        jsonl_number(sum->tokens / sum->seconds), "gradient_loss_rate", metrics_loss_rate(sum, 0),
-        "parameter_loss_rate", metrics_loss_rate(sum, 1), "drift", jsonl_number(sum->drift / steps),
-        "drift_expected", jsonl_number(sum->drift_expected / steps), "drift_paper",
+        "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?, s:f, s:[ii], s:o}", "event",
+        "end", "step", run->steps, "status", status, "training_seconds", sum->seconds,
+        "tokens_per_second", jsonl_number(sum->tokens / sum->seconds), "gradient_loss_rate",
+        metrics_loss_rate(sum, 0), "parameter_loss_rate", metrics_loss_rate(sum, 1), "drift",
+        jsonl_number(sum->drift / steps), "drift_expected",
+        jsonl_number(sum->drift_expected / steps), "drift_paper",
         jsonl_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL,
-        "extra_traffic", extra_traffic(sum));
+        "extra_traffic", extra_traffic(sum), "rounds", traffic->rounds[0], traffic->rounds[1],
+        "bytes_of_bf16", jsonl_number(bytes_of_bf16(run, traffic)));
     add_new_names(event);
     if (event && eval) {
         json_object_set_new(event, "val_perplexity", jsonl_number(exp(eval->val_loss)));

@@ -65,10 +65,14 @@ double metrics_word_perplexity(const struct eval_metrics *eval);
 double metrics_bits_per_byte(const struct eval_metrics *eval);
 
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
+
+struct metrics_traffic { /* by phase */
+    int rounds[2];       /* in which lost packets go again, as they are at the end */
+    double bytes[2];     /* of an element on the wire */
+};
 /* Prints what happened to packets: the shares that were lost in the end and sent again, the bytes
- * beside those of plain bf16. rounds: as they are at the end; bytes: of an element, by phase. */
-void metrics_print_traffic(const struct run_metrics *run, const int rounds[2],
-                           const double bytes[2]);
+ * beside those of plain bf16. */
+void metrics_print_traffic(const struct run_metrics *run, const struct metrics_traffic *traffic);
 /* step: steps done. lost[r * workers + s]: the share of packets from worker s to worker r that did
  * not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
@@ -90,7 +94,8 @@ int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int rank
 /* status: "complete", or the reason why not. eval: the last one, or NULL. checkpoint: "" if
  * there is none. */
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
-                    const struct eval_metrics *eval, const char *checkpoint);
+                    const struct metrics_traffic *traffic, const struct eval_metrics *eval,
+                    const char *checkpoint);
 
 struct metrics_not_finite { /* whose numbers are not finite */
     int odd;                /* the only worker whose loss is not; -1: there is none */

@@ -176,6 +176,16 @@ static struct due due_now(const struct training_view *v, bool stop) {
     return due_after(v->run->options, v->run->at.step, stop, async_writer_is_behind(v->saver));
 }
 
+static struct metrics_traffic traffic_of(const struct training_view *v) {
+    const lossynet_wire_dtype dtype = (lossynet_wire_dtype)v->run->options->net.wire_dtype;
+    struct metrics_traffic t;
+    for (int phase = 0; phase < 2; phase++) {
+        t.rounds[phase] = lossynet_rounds_now(v->dp->comm, (lossynet_phase)phase);
+        t.bytes[phase] = lossynet_wire_bytes(dtype, (lossynet_phase)phase);
+    }
+    return t;
+}
+
 static int end_not_finite(struct training_view *v) {
     const struct data_parallel *d = v->dp;
     struct metrics_not_finite where = {.odd = data_parallel_odd_worker(d),
@@ -189,7 +199,8 @@ static int end_not_finite(struct training_view *v) {
     if (found.workers) param_layout_name(d->layout, found.element, where.tensor);
     progress_end(&v->progress);
     metrics_log_step(v->log, &v->record);
-    metrics_log_end(v->log, &v->run->at.record, "not finite", NULL, checkpoint);
+    const struct metrics_traffic traffic = traffic_of(v);
+    metrics_log_end(v->log, &v->run->at.record, "not finite", &traffic, NULL, checkpoint);
     return v->dp->world.rank > 0 ? -1 : metrics_report_not_finite(&v->record, checkpoint, &where);
 }
 
@@ -219,10 +230,6 @@ void training_stop(const struct training_view *v, struct data_parallel_news *new
 
 /* ---- the end of a view, and of the run -------------------------------------------------- */
 
-static double element_bytes(const struct training_view *v, lossynet_phase phase) {
-    return lossynet_wire_bytes((lossynet_wire_dtype)v->run->options->net.wire_dtype, phase);
-}
-
 int training_end(struct training_view *v, bool stopped, const struct eval_metrics *eval) {
     const int step = v->run->at.step;
     if (async_writer_finish(v->saver) || data_parallel_log_links(v->dp, v->log, step) ||
@@ -231,16 +238,13 @@ int training_end(struct training_view *v, bool stopped, const struct eval_metric
     const char *checkpoint = async_writer_last(v->saver);
     progress_end(&v->progress);
     if (v->progress.on && stopped) printf("stopped by a signal after %d steps\n", step);
-    const int rounds[2] = {lossynet_rounds_now(v->dp->comm, LOSSYNET_GRADIENT),
-                           lossynet_rounds_now(v->dp->comm, LOSSYNET_PARAMETER)};
+    const struct metrics_traffic traffic = traffic_of(v);
     if (v->progress.on && v->dp->workers > 1 && v->run->options->algorithm == ALGORITHM_LOSSY)
-        metrics_print_traffic(&v->run->at.record, rounds,
-                              (const double[]){element_bytes(v, LOSSYNET_GRADIENT),
-                                               element_bytes(v, LOSSYNET_PARAMETER)});
+        metrics_print_traffic(&v->run->at.record, &traffic);
     if (v->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
     const bool lost = async_writer_has_failed(v->saver);
     const char *status = lost ? "not saved" : stopped ? "stopped" : "complete";
-    metrics_log_end(v->log, &v->run->at.record, status, eval, checkpoint);
+    metrics_log_end(v->log, &v->run->at.record, status, &traffic, eval, checkpoint);
     if (!lost) return 0;
     if (v->dp->world.rank > 0) return -1;
     return *checkpoint ? log_error("step %d could not be saved, see above: the newest checkpoint "

@@ -19,6 +19,9 @@
  * step's broadcast begins, for this broadcast and for the next gradients: at that time all ranks know
  * the same steps, whether they overlap or not.
  *
+ * A number that was chosen stays until the loss is a tenth beyond the threshold of another, so that loss near
+ * a threshold does not change it in every other step.
+ *
  * Where links are down, rounds take other ways, and there are as many as bring something (ways.c). A
  * link that is always down has at least one round.
  *
@@ -39,6 +42,7 @@ static const struct limits GRADIENTS_THAT_COME_LATER = {1 / 15.0, 1 / 80.0, LOSS
 /* Not 0.1: what is measured where 10% is lost goes up and down across it. */
 static const struct limits PARAMETERS = {0.12, 0.12, 2};
 static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
+static const double BEYOND = 1.1;  /* of a threshold, before another number of rounds is chosen */
 
 void lossynet_rounds_expect(int rounds, double p, double budget, double *again, double *left) {
     *again = 0;
@@ -166,10 +170,15 @@ void ln_rounds_add(struct lossynet_comm *comm, const struct ln_ages *ages) {
 
 void ln_rounds_choose(struct lossynet_comm *comm) {
     struct ln_retransmission *r = &comm->retransmission;
-    for (int phase = 0; phase < 2; phase++)
-        if (r->measured[phase] && r->sums.sent[phase] > 0)
-            r->sums.rounds[phase] =
-                rounds_now(comm, (lossynet_phase)phase, r->sums.lost[phase] / r->sums.sent[phase]);
+    for (int phase = 0; phase < 2; phase++) {
+        if (!r->measured[phase] || !(r->sums.sent[phase] > 0)) continue;
+        const double p = r->sums.lost[phase] / r->sums.sent[phase];
+        const uint32_t less = rounds_now(comm, (lossynet_phase)phase, p / BEYOND);
+        const uint32_t more = rounds_now(comm, (lossynet_phase)phase, fmin(p * BEYOND, 1));
+        uint32_t *now = &r->sums.rounds[phase]; /* a small budget allows fewer where more is lost */
+        if (*now < less && *now < more) *now = less < more ? less : more;
+        if (*now > less && *now > more) *now = less > more ? less : more;
+    }
 }
 
 int lossynet_rounds_now(const struct lossynet_comm *comm, lossynet_phase phase) {

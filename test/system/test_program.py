@@ -246,6 +246,9 @@ def test_repair_sends_again_what_was_lost(data, tmp_path):
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
     assert log[-1]["parameter_loss_rate"] == pytest.approx(0.064, abs=0.02)
     assert log[-1]["extra_traffic"] == pytest.approx((0.4 + 0.16) / 2, abs=0.02)
+    assert log[-1]["rounds"] == [0, 2]
+    assert log[-1]["bytes_of_bf16"] == pytest.approx(  # of int6
+        (25 / 32 + 33 / 32 * (1 + 2 * log[-1]["extra_traffic"])) / 4, rel=1e-3)
 
 
 def test_repair_keeps_to_its_budget(data, tmp_path):

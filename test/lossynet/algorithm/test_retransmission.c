@@ -369,6 +369,43 @@ static void test_measured_rounds(void **state) {
     for (int i = 0; i < 2; i++) lossynet_close(comm[i]);
 }
 
+/* The number for gradients after `steps` steps that lose these shares in turn. *changes: how often it was another. */
+static uint32_t rounds_after(struct lossynet_comm *comm, int steps, double p, double q,
+                             int *changes) {
+    uint32_t *now = comm->retransmission.sums.rounds, before = *now;
+    *changes = 0;
+    for (int step = 0; step < steps; step++) {
+        const double lost = 1e6 * (step % 2 ? q : p);
+        const struct ln_ages ages = {.first = {{1000000, 1000000 - (uint64_t)lost}}};
+        ln_rounds_add(comm, &ages);
+        ln_rounds_choose(comm);
+        *changes += *now != before;
+        before = *now;
+    }
+    return before;
+}
+
+/* The threshold of the first round is 1/15, of the second 0.112. */
+static void test_loss_near_a_threshold_changes_nothing(void **state) {
+    (void)state;
+    const int measured = LOSSYNET_ROUNDS_MEASURED;
+    struct lossynet_settings settings = retransmission_settings(0, measured, measured);
+    settings.error_feedback = true;
+    struct lossynet_comm *comm = open_alone(&settings);
+    int changes;
+    assert_int_equal(rounds_after(comm, 200, 0.02, 0.115, &changes), 0); /* 0.0675: hovers */
+    assert_int_equal(changes, 0);
+    assert_int_equal(rounds_after(comm, 200, 0.08, 0.08, &changes), 1);
+    assert_int_equal(changes, 1);
+    assert_int_equal(rounds_after(comm, 200, 0.02, 0.115, &changes), 1);
+    assert_int_equal(changes, 0);
+    assert_int_equal(rounds_after(comm, 200, 0.02, 0.2, &changes), 1); /* 0.11 */
+    assert_int_equal(rounds_after(comm, 200, 0.13, 0.13, &changes), 2);
+    assert_int_equal(rounds_after(comm, 400, 0.05, 0.05, &changes), 0);
+    assert_int_equal(changes, 2);
+    lossynet_close(comm);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
@@ -387,9 +424,13 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),       cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_budget),          cmocka_unit_test(test_budget_of_rounds),
-        cmocka_unit_test(test_how_many_rounds), cmocka_unit_test(test_measured_rounds),
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_budget_of_rounds),
+        cmocka_unit_test(test_how_many_rounds),
+        cmocka_unit_test(test_measured_rounds),
+        cmocka_unit_test(test_loss_near_a_threshold_changes_nothing),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("packets sent again", tests, NULL, NULL);
