@@ -1,27 +1,35 @@
 #!/usr/bin/env python3
-"""Downloads a corpus from its public site and makes plain text of it, for build/tokenize.
+"""Downloads a corpus from its public site and makes plain text of it, for
+build/tokenize.
 
-    data/fetch.py tinystories|wikitext-2|wikitext-103|c4|fineweb|fineweb-edu|climbmix [FOLDER] [--files N]
-    data/fetch.py fineweb-edu --files 14 --tokenizer tokenizer.model      token files at once, no text kept
-    data/fetch.py --list                                                  sizes and licences
+    data/fetch.py NAME [FOLDER] [--files N]     NAME: tinystories, wikitext-2,
+                  wikitext-103, c4, fineweb, fineweb-edu, climbmix
+    data/fetch.py fineweb-edu --files 14 --tokenizer tokenizer.model
+                  token files at once, no text kept
+    data/fetch.py --list                        sizes and licences
 
-FOLDER (default: data/NAME) gets the files as they are published and, made from them,
+FOLDER (default: data/NAME) gets the files as they are published and, made from
+them,
 
-    train.txt  val.txt  test.txt    UTF-8, as many of the three as the corpus has; if it consists
-                                    of documents, a line <|endoftext|> separates them
-    test.joined.txt                 wikitext: rows joined by blank lines, the text on which most
-                                    published perplexities of WikiText were measured
+    train.txt  val.txt  test.txt    UTF-8, as many as the corpus has; a line
+                                    <|endoftext|> separates documents
+    test.joined.txt                 wikitext: rows joined by blank lines, on
+                                    which most perplexities were measured
 
-With --tokenizer, each file goes through build/tokenize (or TOKENIZE; data/tokenize_json.py for a
-tokenizer.json) as soon as it is there, becomes FOLDER/train_000000.bin, train_000001.bin, ... or val.bin, and is removed. The next call goes on where the last
-one stopped, also with more --files. Disk then holds one file as it was published at a time.
+With --tokenizer, each file goes through build/tokenize (or TOKENIZE;
+data/tokenize_json.py for a tokenizer.json) as soon as it is there, becomes
+FOLDER/train_000000.bin, train_000001.bin, ... or val.bin, and is removed. The
+next call goes on where the last one stopped, also with more --files. Disk then
+holds one file as it was published at a time.
 
-Every file is checked against its SHA-256 in this script. If the script knows none, it keeps the one of
-the first download in FILE.sha256, says so, and checks later downloads against it.
-An interrupted download continues where it stopped, automatically up to --retries times or with the
-next call. A file that you copied there is used if its checksum is right. FETCH_BASE_URL replaces
-https://huggingface.co, for a mirror. The script needs only Python's standard library, except for
-FineWeb, FineWeb-Edu and ClimbMix: their files are Parquet and need the package pyarrow.
+Every file is checked against its SHA-256 in this script. If the script knows
+none, it keeps the one of the first download in FILE.sha256, says so, and
+checks later downloads against it. An interrupted download continues where it
+stopped, automatically up to --retries times or with the next call. A file that
+you copied there is used if its checksum is right. FETCH_BASE_URL replaces
+https://huggingface.co, for a mirror. The script needs only Python's standard
+library, except for FineWeb, FineWeb-Edu and ClimbMix: their files are Parquet
+and need the package pyarrow.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.
 """

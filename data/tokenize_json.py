@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Makes token files with a tokenizer.json (Llama 3 and others), as build/tokenize does with a tokenizer.model.
+"""Makes token files with a tokenizer.json (Llama 3 and others), as build/tokenize
+does with a tokenizer.model.
 
-    data/tokenize_json.py --tokenizer tokenizer.json --input text.txt --train train.bin --val val.bin
+    data/tokenize_json.py --tokenizer tokenizer.json --input text.txt
+                          --train train.bin --val val.bin
 
-The package tokenizers encodes (pip install tokenizers), in all threads. --input FILE, several times, or - for
-standard input; each file is a document, or several if the line that --separator names is between them. The
-tokenizer's own token begins each document, or the one that --bos names. What a document contains is text: names
-of special tokens in it count as letters. A vocabulary above 65,535 makes files of 32-bit tokens
-(llmc/data/dataloader.h). A document is encoded in one piece, so a corpus in one file needs a separator.
+The package tokenizers encodes (pip install tokenizers), in all threads.
+--input FILE, several times, or - for standard input; each file is a document,
+or several if the line that --separator names is between them. The tokenizer's
+own token begins each document, or the one that --bos names. What a document
+contains is text: names of special tokens in it count as letters. A vocabulary
+above 65,535 makes files of 32-bit tokens (llmc/data/dataloader.h). A document
+is encoded in one piece, so a corpus in one file needs a separator.
 
-The output gets its name when it is complete, and a copy of the tokenizer beside it, which the trainer copies into
-its checkpoints. Exit codes: 0 success, 1 failure, 2 wrong usage.
+The output gets its name when it is complete, and a copy of the tokenizer
+beside it, which the trainer copies into its checkpoints. Exit codes: 0
+success, 1 failure, 2 wrong usage.
 """
 import argparse
 import array

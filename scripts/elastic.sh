@@ -1,29 +1,39 @@
 #!/bin/bash
-# Trains with ranks that may die and join while the others go on (--meet; llmc/membership).
+# Trains with ranks that may die and join while the others go on (--meet;
+# llmc/membership).
 #
-#   elastic.sh -n 4 -- --model 15M --train train.bin --out out/run --save-every 500 --resume auto
+#   elastic.sh -n 4 -- --model 15M --train train.bin --out out/run \
+#              --save-every 500 --resume auto
 #
 #   -n N               processes [1]
-#   --max-restarts N   how often each process is restarted after a signal or exit code 1 [3]
-#   --meet URL         etcd://HOST:PORT/RUN, an etcd that runs already [an etcd that this script
-#                      starts on this host and ends with the run; with --hosts and --srun it has a
-#                      password, which the ranks get through their connections]
-#   --hosts A,B,...    the processes run on these hosts in turn, over ssh; the hosts share this
-#                      folder and need a login without a password [this host, without ssh]
-#   --srun             the processes run on the nodes of this allocation of Slurm in turn, by srun:
-#                      salloc --no-kill -N 2 scripts/elastic.sh --srun -n 4 -- OPTION...
-#   -- OPTION...       options of train_llama2; --workers counts the workers of all N processes
+#   --max-restarts N   how often each process is restarted after a signal or exit
+#                      code 1 [3]
+#   --meet URL         etcd://HOST:PORT/RUN, an etcd that runs already [an etcd
+#                      that this script starts on this host and ends with the
+#                      run; with --hosts and --srun it has a password, which the
+#                      ranks get through their connections]
+#   --hosts A,B,...    the processes run on these hosts in turn, over ssh; the
+#                      hosts share this folder and need a login without a
+#                      password [this host, without ssh]
+#   --srun             the processes run on the nodes of this allocation of Slurm
+#                      in turn, by srun: salloc --no-kill -N 2 scripts/elastic.sh
+#                      --srun -n 4 -- OPTION...
+#   -- OPTION...       options of train_llama2; --workers counts the workers of
+#                      all N processes
 #
-# The same command with the --meet URL of a run that goes on adds N processes to it.
+# The same command with the --meet URL of a run that goes on adds N processes to
+# it.
 #
-# SIGINT, SIGTERM and SIGUSR1 are passed on, and after them no process is started again. If the connection
-# to a process ends, the process is killed and another one is started. If this script is killed, its
-# processes on this host stop with a checkpoint, and those on other hosts are killed. If all processes die at once, the new ones continue from the last
-# checkpoint (--resume auto). They do not with --srun or after a connection has ended, because a process
-# there may still be training.
-# Exit codes: 0: a process has ended well; 1: no process is left; 2: wrong usage. The environment
-# variable TRAIN_LLAMA2 names the program [build/train_llama2], TRAIN_LLAMA2_STORE_PASSWORD has the password
-# of user root of the etcd that --meet names.
+# SIGINT, SIGTERM and SIGUSR1 are passed on, and after them no process is started
+# again. If the connection to a process ends, the process is killed and another
+# one is started. If this script is killed, its processes on this host stop with
+# a checkpoint, and those on other hosts are killed. If all processes die at
+# once, the new ones continue from the last checkpoint (--resume auto). They do
+# not with --srun or after a connection has ended, because a process there may
+# still be training. Exit codes: 0: a process has ended well; 1: no process is
+# left; 2: wrong usage. The environment variable TRAIN_LLAMA2 names the program
+# [build/train_llama2], TRAIN_LLAMA2_STORE_PASSWORD has the password of user root
+# of the etcd that --meet names.
 set -u -o pipefail
 
 say() { echo "elastic.sh: $1" >&2; }

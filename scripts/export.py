@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Writes a run's log for TensorBoard, Weights & Biases or a spreadsheet, also while the run goes on.
+"""Writes a run's log for TensorBoard, Weights & Biases or a spreadsheet, also
+while the run goes on.
 
-    scripts/export.py RUN --tensorboard DIR [--follow]     event files; then: tensorboard --logdir DIR
-    scripts/export.py RUN --wandb PROJECT [--follow]       a run named after RUN's folder
-    scripts/export.py RUN --csv FILE                       a row per step
+    scripts/export.py RUN --tensorboard DIR [--follow]   for its --logdir DIR
+    scripts/export.py RUN --wandb PROJECT [--follow]     a run of its name
+    scripts/export.py RUN --csv FILE                     a row per step
 
-RUN is the directory that the run got with --out. --follow goes on until the run has ended. The packages
-tensorboard and wandb write their own formats; they come from the environment that is active, or from the
-system's Python. Names are train/FIELD and
-validation/FIELD, with the fields of llmc/log/README.md. Validations stand at the number of steps done.
+RUN is the directory that the run got with --out. --follow goes on until the
+run has ended. The packages tensorboard and wandb write their own formats; they
+come from the environment that is active, or from the system's Python. Names
+are train/FIELD and validation/FIELD, with the fields of llmc/log/README.md.
+Validations stand at the number of steps done.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.
 """

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Shows how one run went: loss, step times, lost packets, and when something became worse. Compares several.
+"""Shows how one run went: loss, step times, lost packets, and when something
+became worse. Compares several.
 
     scripts/run_report.py RUN [--picture FILE]
     scripts/run_report.py RUN RUN ... [--picture FILE]
 
-RUN is the directory that the run got with --out. The run may have ended or may still go on. The script
-prints a summary and draws RUN/report.png and report.svg (or FILE). The picture shows by step the loss, step
-times, shares of packets lost, the drift between replicas and their lag behind the model. It also shows the
-share of packets lost between each two workers.
+RUN is the directory that the run got with --out. The run may have ended or may
+still go on. The script prints a summary and draws RUN/report.png and
+report.svg (or FILE). The picture shows by step the loss, step times, shares of
+packets lost, the drift between replicas and their lag behind the model. It
+also shows the share of packets lost between each two workers.
 
-For several runs it prints a table and draws their losses against steps, tokens and hours: who was ahead at the
-same time? The picture lies beside the first run, as compare.png and compare.svg (or FILE).
+For several runs it prints a table and draws their losses against steps, tokens
+and hours: who was ahead at the same time? The picture lies beside the first
+run, as compare.png and compare.svg (or FILE).
 """
 import argparse
 import os

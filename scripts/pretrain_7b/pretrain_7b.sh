@@ -1,33 +1,46 @@
 #!/bin/bash
-# Trains Llama-2 7B on 64 GPUs over a network that loses packets: prepares the data, checks the nodes,
-# trains (and resumes after time limits), and measures the perplexity.
+# Trains Llama-2 7B on 64 GPUs over a network that loses packets: prepares the
+# data, checks the nodes, trains (and resumes after time limits), and measures
+# the perplexity.
 #
-#   pretrain_7b.sh --prepare --tokenizer FILE    makes the data, once; needs the internet
-#   pretrain_7b.sh --hosts FILE                  with mpirun; FILE: lines "NODE slots=8"
-#   sbatch scripts/pretrain_7b/pretrain_7b.sbatch   with Slurm, from the repository; the same options
-#   pretrain_7b.sh --rehearse                    the same path with a tiny model, here
+#   pretrain_7b.sh --prepare --tokenizer FILE      makes the data; needs the
+#                                                  internet, once
+#   pretrain_7b.sh --hosts FILE                    with mpirun; FILE: lines
+#                                                  "NODE slots=8"
+#   sbatch scripts/pretrain_7b/pretrain_7b.sbatch  with Slurm, from the
+#                                                  repository; the same options
+#   pretrain_7b.sh --rehearse                      the same path with a tiny
+#                                                  model, here
 #
-#   --loss P           share of packets lost by injection, in addition to the network's loss [0.1]
-#   --from DIR         start from Hugging Face's Llama-2-7b; default: from scratch
+#   --loss P           share of packets lost by injection, in addition to the
+#                      network's loss [0.1]
+#   --from DIR         start from Hugging Face's Llama-2-7b; default: from
+#                      scratch
 #   --corpus NAME      c4 or fineweb [c4]
-#   --data DIR         its token files: train_*.bin, val*.bin, tokenizer.model [data/CORPUS]
-#   --tokenizer FILE   Llama-2's tokenizer.model, for --prepare [FROM/tokenizer.model]
-#   --files N          files of the corpus, for --prepare [64 of c4, 15 of fineweb: 10^10 tokens]
-#   --out DIR          checkpoints, log, perplexity [out/7b]; all nodes must share it
+#   --data DIR         its token files: train_*.bin, val*.bin, tokenizer.model
+#                      [data/CORPUS]
+#   --tokenizer FILE   Llama-2's tokenizer.model, for --prepare
+#                      [FROM/tokenizer.model]
+#   --files N          files of the corpus, for --prepare [64 of c4, 15 of
+#                      fineweb: 10^10 tokens]
+#   --out DIR          checkpoints, log, perplexity [out/7b]; all nodes must
+#                      share it
 #   --ranks N          GPUs [64; in a Slurm job: its tasks]
-#   --group N          GPUs of a node that share a replica [8; but 1 with 8 ranks or fewer, or if
-#                      their number is no multiple of 8]
+#   --group N          GPUs of a node that share a replica [8; but 1 with 8 ranks
+#                      or fewer, or if their number is no multiple of 8]
 #   --steps N          training steps [2400]
-#   --link NAME        verbs, udp, mpi or auto: verbs where every rank has an RDMA port,
-#                      else udp [auto; in a rehearsal: udp]
-#   --interface NAME   interface of that link; one adapter per GPU: mlx5_0,mlx5_1,...
+#   --link NAME        verbs, udp, mpi or auto: verbs where every rank has an
+#                      RDMA port, else udp [auto; in a rehearsal: udp]
+#   --interface NAME   interface of that link; one adapter per GPU:
+#                      mlx5_0,mlx5_1,...
 #   --no-preflight     do not check the nodes first
 #   --print            only print the commands
 #   -- OPTION...       further options of train_llama2
 #
-# The same command, called again, continues the run. SIGUSR1 (Slurm sends it before the time limit)
-# and SIGTERM end the run with a checkpoint. A Slurm job then requeues itself; elsewhere the exit code
-# is 75. Other exit codes: 0: trained and evaluated; 1: failed; 2: wrong usage.
+# The same command, called again, continues the run. SIGUSR1 (Slurm sends it
+# before the time limit) and SIGTERM end the run with a checkpoint. A Slurm job
+# then requeues itself; elsewhere the exit code is 75. Other exit codes: 0:
+# trained and evaluated; 1: failed; 2: wrong usage.
 #
 # What it takes. test/system/test_cluster.py checks the numbers marked = with `train_llama2 --dry-run`.
 #

@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""Takes a sweep to a machine that has a GPU and nothing of ours, and runs it there for a given time.
+"""Takes a sweep to a machine that has a GPU and nothing of ours, and runs it
+there for a given time.
 
-    scripts/sweeps/carry.py pack SETTINGS FOLDER     here: program, data, settings and scripts, into FOLDER
-    python3 FOLDER/scripts/sweeps/carry.py run SECONDS [OUT]     there: trains; then lists which runs are complete
+    scripts/sweeps/carry.py pack SETTINGS FOLDER
+        here: program, data, settings and scripts, into FOLDER
+    python3 FOLDER/scripts/sweeps/carry.py run SECONDS [OUT]
+        there: trains; then lists which runs are complete
 
-FOLDER has everything that must travel, at most 50 MB (--most). Token files are compressed. Libraries that the
-program needs beside the C library's travel, too; `make MPI=0 BLAS=none SECURE=0 VERBS=0 MEET= BUILD=build/carried`
-makes one that needs few, and TRAIN_LLAMA2 names it. (One of `make BARE=1` writes no log, and is of no use here.) cuBLAS is
-taken from the other machine's toolkit, or from packages of its Python. OUT (default: out in FOLDER) gets results.jsonl and the runs' logs. The same command goes on after a stop,
-also on another machine if OUT is brought there.
+FOLDER has everything that must travel, at most 50 MB (--most). Token files are
+compressed. Libraries that the program needs beside the C library's travel,
+too; `make MPI=0 BLAS=none SECURE=0 VERBS=0 MEET= BUILD=build/carried` makes
+one that needs few, and TRAIN_LLAMA2 names it. (One of `make BARE=1` writes no
+log, and is of no use here.) cuBLAS is taken from the other machine's toolkit,
+or from packages of its Python. OUT (default: out in FOLDER) gets results.jsonl
+and the runs' logs. The same command goes on after a stop, also on another
+machine if OUT is brought there.
 """
 import argparse
 import glob

@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
-"""What plain loss (--plain) may cost a larger model, from the kept results of runs from scratch.
+"""What plain loss (--plain) may cost a larger model, from the kept results of
+runs from scratch.
 
-    scripts/sweeps/expect.py [--parameters 7e9] [--tokens 140e9] [--plot out/expect.png]
+    scripts/sweeps/expect.py [--parameters 7e9] [--tokens 140e9]
+                             [--plot out/expect.png]
 
-1. A lossy run ends where a run without loss is after fewer steps. Of each pair of runs this program reads
-   the share of steps that loss costs (step_tax in sweep_report.py).
-2. It takes the mean of that share over settings (size of the model, workers, tokens a step, steps,
-   learning rate), and asks whether the share changes with the size of the model or with the steps.
-3. It asks two published laws of L(N, D), the loss after D tokens, what losing that share of D costs a
-   model of N parameters. The term of N is the same with and without loss, so the change is B / D^beta.
+1. A lossy run ends where a run without loss is after fewer steps. Of each pair
+   of runs this program reads the share of steps that loss costs (step_tax in
+   sweep_report.py).
+2. It takes the mean of that share over settings (size of the model, workers,
+   tokens a step, steps, learning rate), and asks whether the share changes
+   with the size of the model or with the steps.
+3. It asks two published laws of L(N, D), the loss after D tokens, what losing
+   that share of D costs a model of N parameters. The term of N is the same
+   with and without loss, so the change is B / D^beta.
 
-The last step is an expectation and no measurement: no run here has more parameters than its table says. It is made for
-plain loss alone. A negative share counts as 0, so that runs of a rule that costs nothing have a share, too: that of
-chance, about 5% in short runs.
+The last step is an expectation and no measurement: no run here has more
+parameters than its table says. It is made for plain loss alone. A negative
+share counts as 0, so that runs of a rule that costs nothing have a share, too:
+that of chance, about 5% in short runs.
 """
 import argparse
 import glob

@@ -1,35 +1,40 @@
 #!/usr/bin/env python3
-"""Trains many runs that differ in loss rate, algorithm, estimator, seed, ...; reports what loss costs.
+"""Trains many runs that differ in loss rate, algorithm, estimator, seed, ...;
+reports what loss costs.
 
-    scripts/sweeps/sweep.py quick | paper-small | shapes | beyond | paper-7b | FILE     [OPTION]...
+    scripts/sweeps/sweep.py quick|paper-small|shapes|... | FILE [OPTION]...
 
 FILE is a settings file such as scripts/sweeps/settings/quick:
 
-    prepare = data/gcide.sh out/gcide    # a command that makes the data, once
-    model = 260K                         # any option of train_llama2, for all sections
-    seed = 1 2 3                         # several values: an axis
-    [steep]                              # a section: every combination of its axes
+    prepare = data/gcide.sh out/gcide  # makes the data, once
+    model = 260K                       # any option, for all sections
+    seed = 1 2 3                       # several values: an axis
+    [steep]                            # a section: its axes' combinations
     loss-rate = 0 0.1 0.2
     estimator = mean balanced
     [one phase]
-    loss-rate = 0,0 0.2,0 0,0.2          # of gradients, of parameters
-    lr/warmup = 1e-3/20 3e-3/100         # set together, not combined
+    loss-rate = 0,0 0.2,0 0,0.2        # of gradients, of parameters
+    lr/warmup = 1e-3/20 3e-3/100       # set together, not combined
     [continued]
-    start = steep                        # from the model of steep's first run without loss
-    order = 2                            # after all of order 1 (the default)
-    title = Continued training           # what tables and plots call it
-    against = wire-dtype=float32         # compared with the run that has this, and is the same else
-    rule = none hadamard                 # with the program that others/hadamard.patch makes
-    name/plain = ours/no the_paper/yes   # names of the arms, for tables and plots
-    launch = mpirun -np 64               # before the first section: stands before every command
+    start = steep                      # from steep's first run without loss
+    order = 2                          # after all of order 1 (the default)
+    title = Continued training         # what tables and plots call it
+    against = wire-dtype=float32       # compared with the run that has this
+                                       # and is the same otherwise
+    rule = none hadamard               # program with others/hadamard.patch
+    name/plain = ours/no the_paper/yes # names of the arms, for tables, plots
+    launch = mpirun -np 64             # stands before every command
 
-Runs with `device = cuda` train side by side on one GPU, as many as its memory allows (--jobs, --gpus).
+Runs with `device = cuda` train side by side on one GPU, as many as its memory
+allows (--jobs, --gpus).
 
-Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run
-without loss of the same seed, or with the run that `against` names. Everything is kept in
-out/sweeps/NAME: logs, results (results.jsonl), table.md, table.csv, plots. Stop it with Ctrl-C or
-SIGTERM and call it again: unfinished runs are saved and resumed. A run is not repeated if it is
-finished or if a settings/*.jsonl (--keep) or another file (--results) has its result.
+Runs are ordered by seed, so the tables are useful at any time. Each run is
+compared with the run without loss of the same seed, or with the run that
+`against` names. Everything is kept in out/sweeps/NAME: logs, results
+(results.jsonl), table.md, table.csv, plots. Stop it with Ctrl-C or SIGTERM and
+call it again: unfinished runs are saved and resumed. A run is not repeated if
+it is finished or if a settings/*.jsonl (--keep) or another file (--results)
+has its result.
 """
 import argparse
 import fcntl

@@ -140,6 +140,7 @@ def test_two_processes_average(prefix, tmp_path, kind):
         assert rank.returncode == 0, errors
         steps = re.findall(r"step (\d): (\d+) of (\d+) packets arrived, ([\d.]+)% of", output)
         assert [int(step) for step, *_ in steps] == list(range(STEPS))
+        assert f"of {steps[0][2]} packets" in (ROOT / "lossynet/README.md").read_text(encoding="utf-8")
         for _, arrived, expected, averaged in steps:
             # On a busy machine, more than the injected 10% may be lost.
             assert 0.5 < int(arrived) / int(expected) < 0.93

@@ -1,14 +1,17 @@
 """Runs the commands of the README's section "Train your own model", line by line, in a folder that has only the
-repository's files and the built programs. Runs are shortened to a few steps."""
+repository's files and the built programs. Runs are shortened to a few steps. Then compares numbers in READMEs with what the
+program computes."""
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from program import BUILD, ROOT
+from program import BUILD, ROOT, events, succeed, write_tokens
 
 pytestmark = pytest.mark.takes(60)
 
@@ -58,3 +61,81 @@ def test_the_block_works_line_by_line(home):
         assert done.returncode == 0, f"{short}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     assert not lacks or lacks == ["etcd"] or lacks == ["mpirun"], lacks
     assert (home / "out/run/report.svg").exists() and (home / "out/run.csv").exists()
+
+
+# ---- numbers of READMEs that the program computes ----
+
+def rows(path, title):
+    """The rows of the first table after a title: lists of cells."""
+    text = (ROOT / path).read_text(encoding="utf-8").split(title, 1)[1]
+    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+
+
+@pytest.fixture(name="short", scope="module")
+def short_runs(tmp_path_factory):
+    """A function from options that lose packets to the log's last event of a short run."""
+    folder = tmp_path_factory.mktemp("short")
+    write_tokens(folder / "train.bin", np.arange(20000) % 500, 512)
+
+    def end(*options):
+        out = folder / "-".join(options)
+        succeed("--model=260K", f"--train={folder}/train.bin", "--workers=8", "--batch=1", "--seq=32", "--steps=40",
+                f"--out={out}", "--packet-bytes=512", *options)
+        return events(out / "log.jsonl", "end")[0]
+    return functools.cache(end)
+
+
+def sent(*options):
+    """Bytes of a step, from --dry-run."""
+    text = succeed("--dry-run", "--model=7B", "--workers=8", *options).stdout
+    return sum(float(gigabytes) for gigabytes in
+               re.findall(r"^  (?:gradient phase|parameter phase|sent again) +([\d.]+) GB", text, re.MULTILINE))
+
+
+BYTES = [row for row in rows("README.md", "## What loss costs") if re.fullmatch(r"0\.\d\d", row[-1])]
+
+
+@pytest.mark.parametrize("row", BYTES, ids=lambda row: f"{row[0]} {row[1]}")
+def test_bytes_and_losses_of_the_table(short, row):
+    """The README's table of what loss costs: what stays lost, and the bytes beside those of plain bf16."""
+    rate = float(row[1].strip("%")) / 100
+    down = ["--loss-model=outage:5"] if "down" in row[0] else []
+    plan = sent(f"--loss-rate={rate}", *down) / sent("--plain", "--wire-dtype=bf16")
+    assert f"{plan:.2f}" == row[-1]
+    if not down:
+        end = short(f"--loss-rate={rate}")
+        assert end["bytes_of_bf16"] == pytest.approx(plan, rel=0.01)
+        for share, phase in zip(row[2].split(", "), ("gradient", "parameter")):
+            assert end[f"{phase}_loss_rate"] == pytest.approx(float(share.strip("%")) / 100, rel=0.1)
+
+
+def test_what_quickstart_loses(short):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, options in ("plain", ["--plain"]), ("lossy", []):
+        lost = float(re.search(rf"^{name} +([\d.]+)%", text, re.MULTILINE)[1]) / 100
+        end = short("--loss-rate=0.1", *options)
+        assert (end["gradient_loss_rate"] + end["parameter_loss_rate"]) / 2 == pytest.approx(lost, abs=0.002)
+
+
+def test_how_many_rounds(short):
+    """lossynet/algorithm/README.md lists the rounds by loss rate."""
+    text = (ROOT / "lossynet/algorithm/README.md").read_text(encoding="utf-8")
+    assert "of gradients one at 10%, two at 20%, four at 40%; of parameters one at 20%, two from 40% on" in text
+    assert [short(f"--loss-rate={rate}")["rounds"] for rate in (0.1, 0.2, 0.4)] == [[1, 0], [2, 1], [4, 2]]
+
+
+# ---- help ----
+
+HELPED = sorted(str(path.relative_to(ROOT)) for folder in ("scripts", "scripts/sweeps", "scripts/pretrain_7b", "data")
+                for path in (ROOT / folder).iterdir() if path.suffix in (".py", ".sh") and os.access(path, os.X_OK)
+                and re.search(r"add_argument|--help\)", path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("program", [*HELPED, "tokenize", "train_llama2"])
+def test_help_fits_a_terminal(program):
+    path = ROOT / program if "/" in program else BUILD / program
+    done = subprocess.run([path, "--help"], env={**os.environ, "COLUMNS": "80"}, text=True, capture_output=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert not [line for line in done.stdout.splitlines() if len(line) > 80]
