@@ -26,6 +26,7 @@
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/model/config.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/util/file.h"
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/safetensors.h"
@@ -34,6 +35,23 @@
 /* loss_model.c's only need of the rest of lossynet */
 void *ln_memory_take(size_t count, size_t size) {
     return calloc(count ? count : 1, size);
+}
+
+/* Only writers of checkpoints read a tokenizer, and no writer is called here. So SentencePiece is not
+ * linked. */
+int tokenizer_open(const char *path, struct tokenizer **tokenizer) {
+    (void)path;
+    *tokenizer = NULL;
+    return -1;
+}
+void tokenizer_close(struct tokenizer *tokenizer) {
+    (void)tokenizer;
+}
+int tokenizer_bos(const struct tokenizer *tokenizer) {
+    return tokenizer ? 0 : -1;
+}
+int tokenizer_eos(const struct tokenizer *tokenizer) {
+    return tokenizer ? 0 : -1;
 }
 
 /* ---- mapping --------------------------------------------------------------------------------- *

@@ -54,8 +54,9 @@ static void put_state(const struct ln_transport *t, int peer, uint8_t *to) {
 }
 
 /* Sends one datagram in the class of DATA (`bulk`) or in the default class. If DATA has a class of
- * its own, a datagram of the default class may overtake DATA. Then a PROBE does not say how many
- * DATA were sent, and a STATE answers no question. The payload has at least `least` bytes. */
+ * its own, a datagram of the default class may overtake DATA, and so may one that takes another way.
+ * Then a PROBE does not say how many DATA were sent, and a STATE answers no nonce. The index of both
+ * is the number of a question about a way, else 0. The payload has at least `least` bytes. */
 static void send_in_class(struct ln_transport *t, int peer, int way, int type, int kind,
                           uint32_t index, uint32_t packet, bool bulk, size_t least) {
     struct ln_peer *p = &t->peers[peer];
@@ -72,14 +73,15 @@ static void send_in_class(struct ln_transport *t, int peer, int way, int type, i
     /* A rank that leaves says so in place of STATE. So a STATE shows that a rank has not left. */
     const bool answers = type == WIRE_STATE || (type == WIRE_LEAVE && t->threads.closing);
     if (answers) type = t->threads.closing ? WIRE_LEAVE : WIRE_STATE;
-    if (answers) packet = overtakes ? 0 : p->control.echo;
+    if (answers) packet = overtakes || index ? 0 : p->control.echo;
     if (bytes < least) bytes = least;
     struct ln_datagram d = ln_control_datagram(t, peer, type, kind, index, packet, payload, bytes);
     if (answered) {
         wire_put(d.header + WIRE_SEQUENCE_AT, answered->stamp, 4);
         answered->stamp = 0;
     }
-    if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
+    if (type == WIRE_PROBE && (overtakes || way != p->detour.way))
+        wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
     d.bulk = bulk;
     ln_session_send_by(t, peer, way, &d, 1);
 }
@@ -88,7 +90,7 @@ void ln_control_send(struct ln_transport *t, int peer, int type, int kind, uint3
                      uint32_t packet) {
     struct ln_peer *p = &t->peers[peer];
     const bool answers = type == WIRE_STATE && p->control.answer_due;
-    const int way = answers ? p->detour.answer : p->detour.way;
+    const int way = p->detour.way;
     send_in_class(t, peer, way, type, kind, index, packet, false, 0);
     /* Send it in both classes: the one in the default class arrives even if no DATA does. */
     bool behind_data = answers || (type == WIRE_PROBE && !packet);
@@ -102,8 +104,14 @@ void ln_control_probe(struct ln_transport *t, int peer, uint32_t nonce, size_t b
     send_in_class(t, peer, t->peers[peer].detour.way, WIRE_PROBE, 0, 0, nonce, bulk, bytes);
 }
 
-void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t nonce) {
-    send_in_class(t, peer, way, WIRE_PROBE, 0, 0, nonce, false, 0);
+void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t number) {
+    send_in_class(t, peer, way, WIRE_PROBE, 0, number, 0, false, 0);
+}
+
+static void answer_by(struct ln_transport *t, int peer) {
+    struct ln_detour *d = &t->peers[peer].detour;
+    if (d->echo) send_in_class(t, peer, d->answer, WIRE_STATE, 0, d->echo, 0, false, 0);
+    d->echo = 0;
 }
 
 double ln_control_tell(const struct ln_peer *peer, double now) {
@@ -149,6 +157,7 @@ double ln_control_push(struct ln_transport *t, int peer, double now) {
         control->ack_due[which] = false;
     }
     if (control->state_due && !told) ln_control_send(t, peer, WIRE_STATE, 0, 0, 0);
+    answer_by(t, peer);
     if (control->left_due) ln_control_send(t, peer, WIRE_LEFT, 0, 0, 0);
     control->left_due = false;
     return due;
@@ -257,13 +266,12 @@ static void take_answer(struct ln_transport *t, int peer, uint32_t nonce) {
     p->control.answered = nonce;
     ln_timer_news(t, p);
     ln_path_answered(t, peer, nonce);
-    ln_detour_answered(t, peer, nonce);
 }
 
 static void take_probe(struct ln_transport *t, struct ln_peer *p, const struct wire_header *h) {
     give_up(t, &p->flow.seen, h->sequence);
     if (h->packet) p->control.echo = h->packet, p->control.answer_due = true;
-    p->control.state_due = true;
+    if (h->index == 0) p->control.state_due = true;
 }
 
 /* Handles LEAVE. Without encryption anybody on the path can send it in a peer's name. Then the peer
@@ -318,7 +326,10 @@ bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_head
     if (h->type != WIRE_ABORT) take_state(t, peer, payload);
     switch (h->type) {
     case WIRE_STATE:
-        take_answer(t, peer, h->packet);
+        if (h->index > 0)
+            ln_detour_answered(t, peer, h->index);
+        else
+            take_answer(t, peer, h->packet);
         break;
     case WIRE_PROBE:
         take_probe(t, p, h);

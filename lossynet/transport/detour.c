@@ -15,7 +15,8 @@
  * for one that is better. A rank that waits for a peer, or repeats something to it, asks it by PROBEs
  * with a number: first on the present way; if ALONE of them are not answered, on the present way and
  * on another one in turn. The answer takes the way of its question. When SURE questions on the other
- * way were answered and none meanwhile on the present way, the rank takes the other way. If TRIES
+ * way were answered and none meanwhile on the present way, the rank takes the other way. The answers
+ * say nothing of DATA, which may be on another way: PROBEs that ask for DATA have a nonce. If TRIES
  * questions on the other way are not answered, the next one is tried. A peer that stood still
  * answers on both when it goes on, and a network that loses packets at random loses more of them on two hops
  * than on one, so neither changes anything. Nor does it help a peer that is cut off from everybody:
@@ -64,9 +65,9 @@ static int next_way(const struct ln_transport *t, int peer, int way) {
 
 static void ask_by(struct ln_transport *t, int peer, int way) {
     struct ln_detour *d = &t->peers[peer].detour;
-    const uint32_t nonce = ln_path_nonce(t, false);
-    d->question[d->questions++ % LOSSYNET_QUESTIONS] = (struct ln_way_question){nonce, way};
-    ln_control_ask_by(t, peer, way, nonce);
+    const uint32_t number = 1 + d->questions % (WIRE_INDICES - 1);
+    d->question[d->questions++ % LOSSYNET_QUESTIONS] = (struct ln_way_question){number, way};
+    ln_control_ask_by(t, peer, way, number);
 }
 
 /* Begins to wait anew. */
@@ -91,11 +92,19 @@ static void take(struct ln_transport *t, int peer, int way) {
     rest(d, t->receiver.now);
 }
 
-void ln_detour_answered(struct ln_transport *t, int peer, uint32_t nonce) {
+void ln_detour_asked(struct ln_transport *t, int peer, uint32_t number, int way) {
+    t->peers[peer].detour.answer = way;
+    t->peers[peer].detour.echo = number;
+}
+
+void ln_detour_answered(struct ln_transport *t, int peer, uint32_t number) {
     struct ln_detour *d = &t->peers[peer].detour;
     int way = -1;
     for (int i = 0; i < LOSSYNET_QUESTIONS; i++)
-        if (d->question[i].nonce == nonce) way = d->question[i].way;
+        if (d->question[i].number == number) {
+            way = d->question[i].way;
+            d->question[i].number = 0;
+        }
     if (way == d->way) {
         d->wait = fmin(2 * d->wait, DOUBT_MOST);
         if (!d->returns) rest(d, t->receiver.now);

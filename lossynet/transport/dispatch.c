@@ -7,7 +7,7 @@ void ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t byt
     int way;
     if (!ln_session_verify(t, &peer, &way, &h, datagram, bytes)) return;
     ln_timer_heard(t, peer, h.type);
-    if (h.type == WIRE_PROBE) t->peers[peer].detour.answer = way;
+    if (h.type == WIRE_PROBE && h.index > 0) ln_detour_asked(t, peer, h.index, way);
     ln_agenda_soon(t, peer);
     t->agenda.sends[peer] = true;
     if (h.type == WIRE_DATA) {

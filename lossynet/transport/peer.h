@@ -175,23 +175,24 @@ struct ln_doubt { /* whether datagrams of full size still pass to it (path.c) */
 enum { WAY_DIRECT, WAY_OTHER_PATH, WAY_BY }; /* WAY_BY + r: by way of rank r */
 
 struct ln_way_question {
-    uint32_t nonce;
+    uint32_t number; /* 0: none, or answered */
     int way;
 };
 
-struct ln_detour { /* by which way our datagrams go to it (detour.c) */
-    int way;       /* the present one */
-    int candidate; /* another one that is tried */
-    int answer;    /* the way on which its last PROBE came, and our answer goes */
-    bool told;     /* a line has said that a relay is used */
-    bool returns;  /* the direct way is being tried again */
-    double since;  /* since when we wait for an answer; 0: we do not */
-    double wait;   /* seconds of that before we ask */
-    double due;    /* when the next question leaves */
-    double back;   /* when the direct way is tried again */
-    int asked[2];  /* questions on the present way, on the other one */
-    int answered;  /* of the latter */
-    int questions; /* since the start */
+struct ln_detour {      /* by which way our datagrams go to it (detour.c) */
+    int way;            /* the present one */
+    int candidate;      /* another one that is tried */
+    int answer;         /* the way on which its last question came, and our answer goes */
+    uint32_t echo;      /* number of that question; 0: none waits for an answer */
+    bool told;          /* a line has said that a relay is used */
+    bool returns;       /* the direct way is being tried again */
+    double since;       /* since when we wait for an answer; 0: we do not */
+    double wait;        /* seconds of that before we ask */
+    double due;         /* when the next question leaves */
+    double back;        /* when the direct way is tried again */
+    int asked[2];       /* questions on the present way, on the other one */
+    int answered;       /* of the latter */
+    uint32_t questions; /* since the start */
     struct ln_way_question question[LOSSYNET_QUESTIONS];
 };
 

@@ -165,7 +165,7 @@ static double ask(struct ln_transport *t, int peer, double now) {
     if (moves || blocked != live->probe_sends)
         live->probe =
             (struct ln_timer){.since = moves ? p->flow.credited + pause : now, .pause = pause};
-    else if (ln_timer_is_due(t, p, &live->probe, now) && p->detour.due <= now)
+    else if (ln_timer_is_due(t, p, &live->probe, now))
         ln_control_send(t, peer, WIRE_PROBE, 0, 0, 0);
     live->probe_sends = blocked;
     return ln_timer_due(t, &live->probe, now);

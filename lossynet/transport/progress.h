@@ -375,8 +375,8 @@ void ln_control_send(struct ln_transport *t, int peer, int type, int kind, uint3
 /* Sends a PROBE with a nonce, and with zeros up to `bytes` bytes of payload. bulk: in the class of
  * DATA. */
 void ln_control_probe(struct ln_transport *t, int peer, uint32_t nonce, size_t bytes, bool bulk);
-/* Sends a PROBE with a nonce by this way. */
-void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t nonce);
+/* Sends a PROBE with the number of a question about this way, by this way. */
+void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t number);
 /* Returns when to tell a peer again that a phase is open, after we told it now; 0: never. Over a
  * long round trip we do not wait for the peer to ask, because that takes too long if our datagram
  * was lost. */
@@ -395,8 +395,10 @@ bool ln_control_busy(const struct ln_transport *t);
 /* Asks a peer by which ways our datagrams arrive, if we wait for it in vain. Returns when to look
  * again. */
 double ln_detour_push(struct ln_transport *t, int peer, double now);
-/* Takes the nonce of a PROBE that a peer has answered. */
-void ln_detour_answered(struct ln_transport *t, int peer, uint32_t nonce);
+/* Takes a peer's question that came by this way. Our answer takes the same way. */
+void ln_detour_asked(struct ln_transport *t, int peer, uint32_t number, int way);
+/* Takes a peer's answer to our question with this number. */
+void ln_detour_answered(struct ln_transport *t, int peer, uint32_t number);
 
 /* ---- ask.c: acknowledgements of late ranks ---- */
 

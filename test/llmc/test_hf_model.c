@@ -19,7 +19,7 @@
 /* ---- safetensors --------------------------------------------------------------------------------
  */
 
-static const float values[6] = {1, -2, 3.5f, 1e-40f, INFINITY, 6};
+static const float values[6] = {1, -2, 3.5f, 1e-40f, 3.4e38f, 6};
 
 static void test_safetensors_round_trip(void **state) {
     (void)state;
@@ -93,7 +93,8 @@ static void test_safetensors_conversions(void **state) {
                  "{\"x\":{\"dtype\":\"%s\",\"shape\":[65536],\"data_offsets\":[0,131072]}}",
                  half ? "F16" : "BF16");
         assert_int_equal(safetensors_open(write_raw(-1, header, all, sizeof all), &file), 0);
-        assert_int_equal(safetensors_copy_float(file, "x", shape, 1, out), 0);
+        /* Infinities and NaN are converted, and refused. */
+        assert_reports(safetensors_copy_float(file, "x", shape, 1, out), "expected finite numbers");
         safetensors_close(file);
         for (int i = 0; i < 65536; i++) {
             int fraction_bits = half ? 10 : 7, exponent = (i & 0x7FFF) >> fraction_bits,

@@ -45,8 +45,10 @@ def test_a_run_agrees(tmp_path, dtype):
     there, here = (steps.findall(text) for text in (emulate("train_llama2", *command),
                                                     succeed(*command).stdout))
     assert len(there) == 3 and [step[2] for step in there] == [step[2] for step in here]
+    # A bfloat16 that is rounded to the other side moves some int6 values on the wire by a whole level.
+    close = {"float32": 3e-4, "bf16": 1.5e-3}[dtype]
     for a, b in zip(there, here):
-        assert float(a[0]) == pytest.approx(float(b[0]), abs=3e-4)
+        assert float(a[0]) == pytest.approx(float(b[0]), abs=close)
         assert float(a[1]) == pytest.approx(float(b[1]), rel=0.01)
 
 
