@@ -10,7 +10,7 @@ struct gpu {
     const char *name;
     double peak, memory; /* FLOP of dense bf16 products with float32 sums; bytes of its memory */
     double pcie, peer; /* bytes each way: from the host; from another GPU of it, 0: not possible */
-    double attention;  /* our kernels' rate beside that on an H100, as a share of products' */
+    bool sm_90;        /* attention: at the rates that an H100 reaches */
 };
 
 enum part {
@@ -33,26 +33,28 @@ struct step_plan {
 
 /* NVIDIA's data sheets. H100, H200 and A100 are the SXM versions, whose NVLink brings two thirds of
  * its 450, 450 and 300 GB/s; GPUs of the 4090's kind do not reach each other. A link of PCIe with 16
- * lanes brings 55 GB/s in version 5 and 25 GB/s in version 4. Before sm_90, mma.sync, which our
- * attention uses, has the full rate of the tensor cores; on sm_90 two thirds of it. */
+ * lanes brings 55 GB/s in version 5 and 25 GB/s in version 4. */
 enum { GPUS = 4 };
 static const struct gpu gpus[GPUS] = {
-    {"H100", 989e12, 3.35e12, 55e9, 300e9, 1},
-    {"H200", 989e12, 4.8e12, 55e9, 300e9, 1},
-    {"A100", 312e12, 2.04e12, 25e9, 200e9, 1.5},
-    {"4090", 165e12, 1.008e12, 25e9, 0, 1.5},
+    {"H100", 989e12, 3.35e12, 55e9, 300e9, true},
+    {"H200", 989e12, 4.8e12, 55e9, 300e9, true},
+    {"A100", 312e12, 2.04e12, 25e9, 200e9, false},
+    {"4090", 165e12, 1.008e12, 25e9, 0, false},
 };
 
 static const char *const part_name[STEP_PARTS] = {
     "products of layers", "attention",      "norms, rope, SwiGLU", "computed again",
     "classifier",         "AdamW and norm", "embedding, host",     "exchange, not hidden"};
 
-/* Shares of the data sheet's rates that a large product and a large copy reach, and of the copy's
- * rate that our kernels reach. */
-static const double PRODUCT = 0.8, COPY = 0.9, KERNEL = 0.85;
-/* Shares of the product's rate that attention reaches on an H100: forward, backward; heads of at
- * most 64 elements, and larger ones. cuDNN's is twice as fast. */
-static const double ATTENTION[2][2] = {{0.33, 0.20}, {0.44, 0.25}};
+/* Shares of the data sheet's rates, as an H100 reached them in steps of 1.1B: products of layers 741
+ * TFLOP/s, the kernels that memory bounds 2.78 TB/s, AdamW 3.02 TB/s. */
+static const double PRODUCT = 0.75, KERNEL = 0.83, ADAMW = 0.90;
+/* Shares of the product's rate that attention reached there: our kernels and cuDNN's; heads of at
+ * most 64 elements and larger ones; forward and backward. Before sm_90, mma.sync, which our kernels
+ * use, has the full rate of the tensor cores; on sm_90 two thirds of it. */
+static const double ATTENTION[2][2][2] = {{{0.33, 0.23}, {0.37, 0.24}},
+                                          {{0.45, 0.30}, {0.64, 0.46}}};
+static const double BEFORE_SM_90 = 1.5;
 /* Launches that do not overlap with kernels, and waits for the norm; exchanging the norm. */
 static const double HOST = 2e-3, NORM = 1e-3;
 
@@ -67,9 +69,9 @@ static struct passes computing(const struct llama_config *c, const struct memory
     const double C = c->width, L = c->layers, H = c->heads, K = c->kv_heads, D = c->head_size;
     const double F = c->hidden, V = c->vocabulary, P = (double)config_parameters(c);
     const double QKV = (H + 2 * K) * D, HD = H * D, weights = C * QKV + HD * C + 3 * F * C;
-    const double flop = 1 / (PRODUCT * gpu->peak), byte = 1 / (KERNEL * COPY * gpu->memory);
-    const double *share = ATTENTION[c->head_size > 64];
-    const double faster = gpu->attention * (s->cudnn ? 2 : 1);
+    const double flop = 1 / (PRODUCT * gpu->peak), byte = 1 / (KERNEL * gpu->memory);
+    const double *share = ATTENTION[s->cudnn && gpu->sm_90][c->head_size > 64];
+    const double faster = gpu->sm_90 ? 1 : BEFORE_SM_90;
     /* A product of T x T x D, half of which the mask hides, for all heads. Forward has 2 of them,
      * backward 5. */
     const double heads = B * H * T * T * D * flop / faster;
@@ -87,7 +89,8 @@ static struct passes computing(const struct llama_config *c, const struct memory
     seconds[STEP_ELEMENTWISE] = M * L * elements;
     seconds[STEP_AGAIN] = M * (L - 1) * again;
     seconds[STEP_CLASSIFIER] = M * classifier;
-    seconds[STEP_OPTIMIZER] = 34 * P / s->run.workers * byte; /* AdamW 30 bytes, the norm 4 */
+    seconds[STEP_OPTIMIZER] =
+        34 * P / s->run.workers / (ADAMW * gpu->memory); /* AdamW 30 bytes, the norm 4 */
     seconds[STEP_REST] = M * (N * 6 * C + 4 * V * C) * byte + HOST;
     const struct passes passes = {L * (2 * N * weights * flop + attention + elements / 3),
                                   L * (4 * N * weights * flop + back + elements * 2 / 3) +
@@ -154,12 +157,20 @@ static struct step_plan plan_of_run(const struct llama_config *c,
     return plan;
 }
 
+double step_plan_seconds(const struct llama_config *c, const struct memory_plan_settings *s,
+                         const char *device) {
+    for (int g = 0; g < GPUS; g++)
+        if (strstr(device, gpus[g].name)) return plan_of_run(c, s, &gpus[g], true).total;
+    return 0;
+}
+
 void step_plan_print(const struct llama_config *c, const struct memory_plan_settings *s,
                      bool overlap) {
     struct step_plan plan[GPUS];
     printf(
-        "\nExpected milliseconds of a step, one GPU for each worker, by a model of rates\n(on an "
-        "H100 1.1B took 0.97 of it, 7B-shaped layers 1.02; --recompute %s)\n  %-20s",
+        "\nExpected milliseconds of a step, one GPU for each worker, by rates measured on an H100\n"
+        "(110M to 7B-shaped models took 0.98 to 1.04 of it there; others by data sheets; "
+        "--recompute %s)\n  %-20s",
         recompute_names[s->recompute], "");
     for (int g = 0; g < GPUS; g++) {
         plan[g] = plan_of_run(c, s, &gpus[g], overlap);

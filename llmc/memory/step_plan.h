@@ -2,8 +2,8 @@
  *
  * Each operation takes as long as its floating point operations or its bytes at the rate that a GPU
  * reaches, whichever it is bound by. Copies and packets run beside the computing; what is left
- * after that counts. dev/bench/gpu/notes.md has the formulas in a table. On one H100 a step of
- * 1.1B takes 1.04 times as long; several GPUs have not been measured.
+ * after that counts. dev/bench/gpu/notes.md has the formulas in a table, and what an H100 took beside
+ * them. Several GPUs have not been measured.
  */
 #ifndef LLMC_MEMORY_STEP_PLAN_H
 #define LLMC_MEMORY_STEP_PLAN_H
@@ -18,6 +18,10 @@ extern "C" {
  * overlap: the exchange goes on while workers compute. */
 void step_plan_print(const struct llama_config *config, const struct memory_plan_settings *s,
                      bool overlap);
+
+/* Seconds of such a step, overlapped, on the GPU of that list whose name `device` contains; 0: none. */
+double step_plan_seconds(const struct llama_config *config, const struct memory_plan_settings *s,
+                         const char *device);
 
 #ifdef __cplusplus
 }

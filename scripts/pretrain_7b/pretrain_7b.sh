@@ -60,12 +60,12 @@
 #                                       groups: 26.5 GB)
 #   on the link           = 64 ms       per step at 400 Gbit/s per GPU, or
 #                         = 254 ms      at 100 Gbit/s. (Without groups: 573 and 2291)
-#   a step                = 4.71 s      on H100s by the model of --dry-run, at 400 Gbit/s: 43.7 GFLOP
-#                                       per token (6 per parameter, and attention), 60% of the peak; or
-#                         = 4.72 s      at 100 Gbit/s. Copies over PCIe and NVLink overlap with
+#   a step                = 5.06 s      on H100s by the model of --dry-run, at 400 Gbit/s: 43.7 GFLOP
+#                                       per token (6 per parameter, and attention), 56% of the peak; or
+#                         = 5.07 s      at 100 Gbit/s. Copies over PCIe and NVLink overlap with
 #                                       computing, but for some 30 ms
-#   2400 steps            = 3.1 h       at 400 Gbit/s, or
-#                         = 3.1 h       at 100 Gbit/s. No GPU has confirmed these
+#   2400 steps            = 3.4 h       at 400 Gbit/s, or
+#                         = 3.4 h       at 100 Gbit/s. No cluster has confirmed these
 #
 # If the pre-flight measures a lower speed ("in", "out"), the exchange runs at that speed.
 set -u -o pipefail

@@ -150,10 +150,10 @@ static int step(const char *preset, int layers, int B, int T, int steps, bool cu
            "\"batch\": %d, \"seq\": %d, \"recompute\": \"%s\", \"seconds\": %.9g, "
            "\"flops_6n\": %.9g, \"flops\": %.9g, \"parameters\": %.0f, \"used_bytes\": %.0f, "
            "\"estimated_bytes\": %.0f, \"first_loss\": %.6g, \"last_loss\": %.6g, "
-           "\"cudnn\": %d}\n",
+           "\"expected_seconds\": %.9g, \"cudnn\": %d}\n",
            preset, x.layers, x.of_layers, B, T, recompute_names[x.recompute], x.seconds, x.flops_6n,
            x.flops, x.parameters, x.used_bytes, x.estimated_bytes - MEMORY_PLAN_OPENED_BYTES,
-           x.first_loss, x.last_loss, be->attention_choice->library);
+           x.first_loss, x.last_loss, x.expected, be->attention_choice->library);
     fflush(stdout);
     if (!isfinite(x.last_loss)) return log_error("the loss is %g", x.last_loss);
     const double error = loss > 0 ? fabs(x.last_loss - loss) / x.first_loss : 0;

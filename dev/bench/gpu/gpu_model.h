@@ -9,6 +9,7 @@
 
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/comm/attention_choice.h"
+#include "llmc/memory/step_plan.h"
 #include "llmc/util/random.h"
 
 #include <time.h>
@@ -177,6 +178,7 @@ struct trained { /* results of some training steps */
     int layers, of_layers;
     enum recompute recompute;
     double seconds;         /* per step */
+    double expected;        /* the same by --dry-run; 0: it does not know this GPU */
     double flops_6n, flops; /* per step: without and with attention */
     double used_bytes, estimated_bytes, parameters;
     double first_loss, last_loss;
@@ -216,6 +218,7 @@ static int train_a_while(const char *preset, int layers, int B, int T, int steps
     out->seconds = (seconds() - start) / steps;
     out->used_bytes = available - (double)be->memory_free();
     out->layers = c.layers;
+    out->expected = step_plan_seconds(&c, &s, be->details);
     out->recompute = s.recompute;
     out->parameters = (double)x.layout.count;
     out->flops = step_flops(&c, B, T);

@@ -3,8 +3,6 @@ measurement went ("part", "state", "why", "took": seconds). It has the JSON line
 printed ("lines"), and the members of the first line as its own members."""
 import math
 
-import gpu_prediction
-
 BAR_PYTORCH, BAR_PEAK, BAR_COPY = 1.15, 0.55, 0.85
 BAR_FORWARD, BAR_BACKWARD, BAR_MEMORY = 0.60, 0.45, 0.05
 
@@ -47,6 +45,7 @@ def step_rows(results, peak):
         theirs = best_torch(results, key)
         yield (f"{x['model']}, {x['layers']} of {x['of_layers']} layers",
                f"{x['batch']} x {x['seq']}", x["recompute"], f"{1e3 * x['seconds']:.4g}",
+               f"{1e3 * x['expected_seconds']:.4g}" if x["expected_seconds"] else "-",
                f"{tokens / x['seconds']:.5g}",
                percent(x["flops_6n"] / x["seconds"] / peak),
                percent(x["flops"] / x["seconds"] / peak),
@@ -148,11 +147,8 @@ def write_report(path, results, shapes):
             "per token (causal; the half that is masked does not count). What is computed again "
             "counts as nothing. PyTorch: the faster of its modes, see gpu_bench_pytorch.py. "
             f"Bars: {BAR_PYTORCH}x PyTorch, {percent(BAR_PEAK)} of the peak.", ""]
-    text += table(["model", "batch", "recompute", "ms", "tokens/s", "6N", "6N + attention",
+    text += table(["model", "batch", "recompute", "ms", "by --dry-run", "tokens/s", "6N", "6N + attention",
                    "PyTorch tokens/s", "its mode", "ratio"], step_rows(results, peak))
-    text += ["", "## Beside the model of a step", "",
-             "Milliseconds as gpu_prediction.py expects them from the product and the copy of this chip.", ""]
-    text += table(gpu_prediction.HEADER, gpu_prediction.rows(results, peak, copy))
     text += ["", "## Memory", "",
              "GB that a run takes of an open device, beside what --dry-run says less the 0.667 GB of "
              "opening it. "
