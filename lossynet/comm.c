@@ -35,8 +35,6 @@ static void take_averaging(struct lossynet_comm *comm) {
         COMM_TAKE(comm, averaging->senders.bf16, threads * groups);
     else
         COMM_TAKE(comm, averaging->senders.float32, threads * groups);
-    COMM_TAKE(comm, averaging->history, (size_t)comm->workers.local);
-    COMM_TAKE(comm, averaging->inflation, (size_t)comm->workers.local);
     COMM_TAKE(comm, comm->resources.keys, (size_t)comm->workers.local);
 }
 
@@ -339,8 +337,6 @@ void lossynet_close(struct lossynet_comm *comm) {
     free(comm->stats.totals);
     free(comm->stats.counters[1]);
     free(comm->stats.counters[0]);
-    free(comm->averaging.inflation);
-    free(comm->averaging.history);
     if (comm->resources.bf16)
         free(comm->averaging.senders.bf16);
     else

@@ -128,13 +128,11 @@ typedef enum {
                           E[w_o] = (1 - p^N) / (N (1 - p)) */
     LOSSYNET_BALANCED, /* g_o/N + (N-1)/N mean_S g_i, or g_o if S is empty: unbiased whenever
                           anything arrives */
-    LOSSYNET_HT,       /* (g_o + sum_S g_i / (1 - p)) / N: Horvitz-Thompson, with the p that this
-                          owner measured in earlier steps (gradient.c) */
     LOSSYNET_ZERO,     /* (g_o + sum_S g_i) / N: biased, loss shrinks the gradient */
 } lossynet_estimator;
 
-/* If everything arrived (for ht: in earlier steps, too), and in a `lossless` phase, all four give
- * every sender the weight float(1.0/N) exactly. */
+/* If everything arrived, and in a `lossless` phase, all give every sender the weight float(1.0/N)
+ * exactly. */
 
 /* Computes the masked average, where the vectors live. For j < n:
  * out[j] = sum over i < senders of weight[(j / packet) * senders + i] * sender[i][j], in order of
@@ -298,7 +296,7 @@ void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 /* Between reduce_begin and lossynet_reduce, with the arguments of the latter: averages a bucket if
  * it is ready at all local workers and no more of its packets can come. It never waits. Call it for
  * buckets in ascending order, from one thread. False: not done, for example because of
- * retransmission, estimator `ht` or a deadline; lossynet_reduce will do it. */
+ * retransmission or a deadline; lossynet_reduce will do it. */
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket);
 

@@ -112,9 +112,9 @@ static const struct lossynet_option table[] = {
          "seed that decides which packets are dropped; default: --seed"),
     ONE_OF(
         "estimator", estimator, RESUMED | IF_ESTIMATES, "mean", ln_estimator_names,
-        "mean|balanced|ht|zero",
+        "mean|balanced|zero",
         "how owners average the gradients that arrive: mean (the paper's), balanced (unbiased when "
-        "workers have unlike data), ht (Horvitz-Thompson) or zero (lost gradients count as 0)"),
+        "workers have unlike data) or zero (lost gradients count as 0)"),
     ONE_OF("lead", lead, RESUMED | IF_LOSSY, "auto", lead_names, "auto|off",
            "auto: owners broadcast values ahead of the model, along its last change, so that "
            "replicas that miss some broadcasts do not lag behind it. How far follows from the "

@@ -26,7 +26,7 @@ const char *lossynet_status_string(lossynet_status status) {
 
 /* ---- names ---- */
 
-const char *const ln_estimator_names[] = {"mean", "balanced", "ht", "zero", NULL};
+const char *const ln_estimator_names[] = {"mean", "balanced", "zero", NULL};
 const char *const ln_link_names[] = {"auto", "mpi", "udp", "verbs", NULL};
 const char *const ln_wire_dtype_names[] = {"float32", "bf16", "int8", "int6", "int4", "auto", NULL};
 
@@ -173,7 +173,7 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
         return LOSSYNET_INVALID;
     }
     if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {
-        ln_log("estimator %d: expected mean, balanced, ht or zero", (int)settings->estimator);
+        ln_log("estimator %d: expected mean, balanced or zero", (int)settings->estimator);
         return LOSSYNET_INVALID;
     }
     if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_VERBS) {

@@ -137,10 +137,6 @@ uint8_t *ln_scratch(const struct lossynet_comm *comm);
 
 /* ---- averaging (gradient.c) ---- */
 
-struct ln_history { /* packet counts; older steps count exponentially less */
-    double expected, arrived;
-};
-
 union ln_senders { /* by vector_dtype */
     const float **float32;
     const uint16_t **bf16;
@@ -154,9 +150,7 @@ struct ln_averaging {
     int done;   /* buckets of this phase that are averaged already */
     /* [threads][largest_shard_packets * groups]; with memory.average [K * groups] */
     float *weights;
-    union ln_senders senders;   /* [threads][groups] */
-    struct ln_history *history; /* [V] */
-    double *inflation;          /* [V]: 1/(1-p) for `ht`, this step */
+    union ln_senders senders; /* [threads][groups] */
 };
 
 void ln_weighted_sum_plain(float *out, const float *const *sender, const float *weight, int senders,

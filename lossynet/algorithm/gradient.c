@@ -12,7 +12,6 @@
  *     mean      w = 1/(1+|S|) for the owner and the senders in S.        E[w_o] = (1-p^N)/(N q)
  *     balanced  w_o = 1/N, w_i = (N-1)/(N |S|); w_o = 1 when S is empty.
  *               E[w_o] = 1/N + (N-1)/N p^(N-1), and by symmetry E[w_i] = (1 - E[w_o])/(N-1)
- *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
  *     zero      w = 1/N: E[w_i] = q/N
  *
  * With groups of workers, N is the number of groups. If their sizes s differ, a group of s workers
@@ -21,16 +20,15 @@
  *     mean      w_i = s_i / (sum of s over the owner's group and the groups that arrived)
  *     others    w_i = s_i / s times the above, where s is the mean size; w_o = 1 as above
  *
- * So all four give s_i / (sum of s) when nothing was lost. Given |S|, all other groups are equally
- * likely to have arrived. So for the others E[w_i] is s_i / s times the above, too: `ht` stays
- * unbiased, and `balanced` whenever anything arrives.
+ * So all give s_i / (sum of s) when nothing was lost. Given |S|, all other groups are equally
+ * likely to have arrived. So for the others E[w_i] is s_i / s times the above, too: `balanced` stays
+ * unbiased whenever anything arrives.
  *
- * p is the same for all senders; `ht` uses the mean over all packets that an owner was sent. If
- * links lose unequally (loss_model.c, `at`), no estimator corrects for it. A sender's share of the
- * average then depends on how many of its packets arrive, compared with the others. If a link is
+ * p is the same for all senders. If links lose unequally (loss_model.c, `at`), no estimator corrects
+ * for it. A sender's share of the average then depends on how many of its packets arrive, compared with the others. If a link is
  * always down, its sender does not count at that owner.
  *
- * Each weight is one correctly rounded division, or equals one. So all four give exactly
+ * Each weight is one correctly rounded division, or equals one. So all give exactly
  * (float)(1.0/N) when nothing was lost, and a run at loss rate 0 has the same bits as a reliable
  * one.
  */
@@ -39,9 +37,6 @@
 #include <assert.h>
 #include <omp.h>
 #include <string.h>
-
-/* Each step, `ht` multiplies its old packet counts by this factor. */
-static const double FORGET = 0.99;
 
 /* ---- the sum ---- */
 
@@ -95,9 +90,8 @@ struct came {      /* what arrived of a packet */
     bool own;      /* the owner has a gradient itself */
 };
 
-/* inflate: 1/(1-p) for `ht` */
 static struct weights estimate(lossynet_estimator estimator, const struct ln_groups *groups,
-                               const struct came *came, double inflate) {
+                               const struct came *came) {
     const double n = groups->weights;
     struct weights w = {1.0 / n, 1.0 / n};
     switch (estimator) {
@@ -112,28 +106,10 @@ static struct weights estimate(lossynet_estimator estimator, const struct ln_gro
         else
             w.other = (groups->count - 1.0) / (n * came->others);
         break;
-    case LOSSYNET_HT:
-        w.other = inflate / n;
-        break;
     case LOSSYNET_ZERO:
         break;
     }
     return w;
-}
-
-/* 1/(1-p) as local owner v has measured it.
- *
- * The measurement uses earlier steps only. An estimate from this step's arrivals would depend on
- * its masks: E[arrived / q^] would not be 1. Only the first step has to use its own arrivals (with
- * thousands of packets the difference is small). Older steps count less, so that p follows a
- * network that changes; the factor 0.99 gives a memory of about 100 steps. */
-static double measured_inflation(const struct lossynet_comm *comm, int v, bool lossless) {
-    if (lossless) return 1;
-    const struct ln_history *history = &comm->averaging.history[v];
-    if (history->arrived > 0) return history->expected / history->arrived;
-    const struct lossynet_counters *now = &comm->stats.counters[comm->steps.current][v];
-    uint64_t arrived = now->arrived[LOSSYNET_GRADIENT];
-    return arrived ? (double)now->expected[LOSSYNET_GRADIENT] / (double)arrived : 1;
 }
 
 /* With error feedback (error_feedback.c): 1 / (weighted number of gradients that arrived in one
@@ -153,8 +129,7 @@ static double weight_of_mass(const struct lossynet_comm *comm, const int *partne
 /* Fills weight[k * groups + g] for `count` packets of the owner. Sender s has its masks at arrived
  * + s * stride, and its masses at mass + s * stride; mass is NULL without error feedback. */
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
-                         const float *mass, size_t stride, size_t count, double inflate,
-                         float *weight) {
+                         const float *mass, size_t stride, size_t count, float *weight) {
     const struct ln_groups *groups = &comm->partition.groups;
     const int *partner = ln_partners(&comm->partition, owner), home = groups->of[owner];
     for (size_t k = 0; k < count; k++, weight += groups->count) {
@@ -164,7 +139,7 @@ static void fill_weights(const struct lossynet_comm *comm, int owner, const uint
             came.weight += groups->weight[g];
             came.others += g != home;
         }
-        struct weights w = estimate(comm->averaging.estimator, groups, &came, inflate);
+        struct weights w = estimate(comm->averaging.estimator, groups, &came);
         if (mass && comm->averaging.estimator == LOSSYNET_MEAN)
             w.own = w.other = weight_of_mass(comm, partner, arrived + k, mass + k, stride);
         for (int g = 0; g < groups->count; g++)
@@ -204,8 +179,7 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     const uint8_t *arrived =
         comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
     const float *mass = ln_feedback_mass(comm, v);
-    fill_weights(comm, owner, arrived + at, mass ? mass + at : NULL, n, to - from,
-                 comm->averaging.inflation[v], weight);
+    fill_weights(comm, owner, arrived + at, mass ? mass + at : NULL, n, to - from, weight);
     if (to < all) count = to * partition->packet_elements;
     assert(skip < count && offset + count <= partition->elements);
     float *out = ln_shard_of(comm, vectors[v], v, bucket).average;
@@ -244,8 +218,8 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
     }
 }
 
-/* Adds this call's packets and bytes to the counters. Returns how many packets arrived. */
-static uint64_t count(struct lossynet_comm *comm, int v) {
+/* Adds this call's packets and bytes to the counters. */
+static void count(struct lossynet_comm *comm, int v) {
     uint64_t expected, arrived;
     ln_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
@@ -256,15 +230,6 @@ static uint64_t count(struct lossynet_comm *comm, int v) {
     for (int owner = 0; owner < comm->workers.count; owner++)
         if (owner != worker && ln_is_partner(partition, worker, owner))
             counters->bytes[LOSSYNET_GRADIENT] += partition->owner_bytes[LOSSYNET_GRADIENT][owner];
-    return arrived;
-}
-
-static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
-    size_t n = ln_partition_owner_packets(&comm->partition, comm->workers.first + v);
-    struct ln_history *history = &comm->averaging.history[v];
-    const int others = comm->partition.groups.count - 1;
-    history->expected = FORGET * history->expected + (double)(n * (size_t)others);
-    history->arrived = FORGET * history->arrived + (double)arrived;
 }
 
 lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
@@ -286,14 +251,10 @@ void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
     ln_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
 }
 
-/* Counts the packets when the phase is over, and measures the loss rate for `ht`. */
-static void account(struct lossynet_comm *comm, bool lossless) {
+/* Counts the packets when the phase is over. */
+static void account(struct lossynet_comm *comm) {
 #pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
-    for (int v = 0; v < comm->workers.local; v++) {
-        uint64_t arrived = count(comm, v);
-        comm->averaging.inflation[v] = measured_inflation(comm, v, lossless);
-        if (!lossless) remember(comm, v, arrived);
-    }
+    for (int v = 0; v < comm->workers.local; v++) count(comm, v);
 }
 
 /* Averages all shards in vectors that the host cannot access. */
@@ -305,7 +266,7 @@ static void estimate_there(struct lossynet_comm *comm, float *const *vectors) {
         const size_t n = ln_partition_owner_packets(partition, owner);
         fill_weights(comm, owner,
                      comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[owner],
-                     ln_feedback_mass(comm, owner), n, n, comm->averaging.inflation[owner],
+                     ln_feedback_mass(comm, owner), n, n,
                      comm->averaging.weights +
                          partition->owner_start[owner] * (size_t)partition->groups.count);
     }
@@ -359,11 +320,10 @@ static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *cons
     return LOSSYNET_OK;
 }
 
-/* Whether buckets may be averaged before the phase is over. In its first step `ht` needs the count
- * of arrivals in the whole phase, and packets that are sent again come after all others. */
+/* Whether buckets may be averaged before the phase is over. Packets that are sent again come after
+ * all others. */
 static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
-    return comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
-           (lossless || ln_retransmission_rounds(comm, LOSSYNET_GRADIENT) == 0);
+    return comm->transport && (lossless || ln_retransmission_rounds(comm, LOSSYNET_GRADIENT) == 0);
 }
 
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
@@ -447,7 +407,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     status = retransmit(comm, vectors, lossless);
     if (status) return status;
     ln_not_finite_look_at_lost(comm, vectors);
-    account(comm, lossless);
+    account(comm);
     if (!early) estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
     status = lossless ? LOSSYNET_OK : ln_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);
     if (!status) status = tell_senders(comm, vectors);

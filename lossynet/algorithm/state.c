@@ -1,7 +1,7 @@
 /* state.c — saves and loads what a comm remembers from step to step, so that a run can be resumed.
  *
- *     of one worker    counts of gradient packets that arrived for it (for `ht`) and of parameter
- *                      packets, the age of each packet, and the burst states of its links;
+ *     of one worker    counts of packets that arrived for it, the age of each packet, and the burst
+ *                      states of its links;
  *                      with error feedback also its residual and the masses of packets for it
  *     of all workers   the changes of the drift sample, the sums of the lead and of the number of
  *                      rounds, the same on every rank
@@ -22,7 +22,7 @@ enum { STATE_VERSION = 1 };
 
 struct worker_state {
     uint64_t fingerprint;
-    struct ln_history history;
+    double unused[2]; /* 0; states of version 0.1.0 have counts of an estimator that is gone */
     struct ln_total total;
     /* After it: uint64_t chain[2][workers]; uint32_t age[packets];
      * with error feedback: float residual[elements], mass[workers][its packets] */
@@ -130,8 +130,8 @@ static uint64_t *chain_of(const struct lossynet_comm *comm, int phase, int v) {
 }
 
 static void save_worker(const struct lossynet_comm *comm, int v, char *out) {
-    struct worker_state state = {fingerprint(comm, comm->workers.first + v),
-                                 comm->averaging.history[v], comm->stats.totals[v]};
+    struct worker_state state = {
+        fingerprint(comm, comm->workers.first + v), {0}, comm->stats.totals[v]};
     memcpy(out, &state, sizeof state);
     out += sizeof state;
     for (int phase = 0; phase < 2; phase++, out += (size_t)comm->workers.count * sizeof(uint64_t)) {
@@ -221,12 +221,10 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
     if (state.fingerprint != fingerprint(comm, comm->workers.first + v)) return false;
     if (!own_packets_are_fresh(comm, comm->workers.first + v, ages)) return false;
     const char *residual = ages + comm->partition.packets * sizeof *comm->arrivals.age;
-    if (!are_sound((const char *)&state.history, 2, true, true) ||
-        (comm->feedback.mass &&
-         !are_sound(residual + residual_bytes(comm),
-                    mass_bytes(comm, comm->workers.first + v) / sizeof(float), false, true)))
+    if (comm->feedback.mass &&
+        !are_sound(residual + residual_bytes(comm),
+                   mass_bytes(comm, comm->workers.first + v) / sizeof(float), false, true))
         return false;
-    comm->averaging.history[v] = state.history;
     comm->stats.totals[v] = state.total;
     for (int phase = 0; phase < 2;
          phase++, chains += (size_t)comm->workers.count * sizeof(uint64_t)) {

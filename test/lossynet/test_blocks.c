@@ -292,7 +292,6 @@ static void test_reduce(void **state) {
     for (int f = 0; f < FORMATS; f++) {
         check_reduce(formats[f].dtype, LOSSYNET_MEAN);
         check_reduce(formats[f].dtype, LOSSYNET_BALANCED);
-        check_reduce(formats[f].dtype, LOSSYNET_HT);
         check_reduce(formats[f].dtype, LOSSYNET_ZERO);
     }
 }

@@ -214,7 +214,6 @@ static void test_reduce(void **state) {
     (void)state;
     check_reduce(LOSSYNET_MEAN);
     check_reduce(LOSSYNET_BALANCED);
-    check_reduce(LOSSYNET_HT);
     check_reduce(LOSSYNET_ZERO);
 }
 

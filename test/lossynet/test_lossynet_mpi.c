@@ -20,11 +20,11 @@ static const struct {
     lossynet_wire_dtype wire_dtype;
 } cases[] = {
     {"bernoulli", 0, LOSSYNET_MEAN, 0},   {"bernoulli", 0.2, LOSSYNET_MEAN, 0},
-    {"bernoulli", 0.2, LOSSYNET_HT, 0},   {"bernoulli", 0.9, LOSSYNET_BALANCED, 0},
+    {"bernoulli", 0.2, LOSSYNET_ZERO, 0}, {"bernoulli", 0.9, LOSSYNET_BALANCED, 0},
     {"bernoulli", 1, LOSSYNET_ZERO, 0},   {"burst:5", 0.3, LOSSYNET_BALANCED, 0},
-    {"burst:300", 0.3, LOSSYNET_HT, 0},   {"trace", 0.5, LOSSYNET_MEAN, 0},
+    {"burst:300", 0.3, LOSSYNET_ZERO, 0}, {"trace", 0.5, LOSSYNET_MEAN, 0},
     {"bernoulli", 0.2, LOSSYNET_MEAN, 1}, {"burst:5", 0.3, LOSSYNET_BALANCED, 1},
-    {"outage:4", 0.3, LOSSYNET_HT, 0},    {"bernoulli", 0.2, LOSSYNET_MEAN, 2},
+    {"outage:4", 0.3, LOSSYNET_ZERO, 0},  {"bernoulli", 0.2, LOSSYNET_MEAN, 2},
     {"bernoulli", 0.2, LOSSYNET_MEAN, 3},
 };
 

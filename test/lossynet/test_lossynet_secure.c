@@ -11,7 +11,7 @@
 /* ---- the same bits ---- */
 
 static void same_bits(double p, int ranks) {
-    struct lossynet_settings settings = scenario_settings("bernoulli", p, LOSSYNET_HT);
+    struct lossynet_settings settings = scenario_settings("bernoulli", p, LOSSYNET_ZERO);
     struct lossynet_comm *comm = open_alone(&settings);
     uint64_t want = scenario_run(comm, 0, SCENARIO_WORKERS);
     lossynet_close(comm);

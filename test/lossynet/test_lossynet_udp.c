@@ -92,7 +92,7 @@ static void same_bits(const char *model, double p, lossynet_estimator estimator,
 static void test_same_bits(void **state) {
     (void)state;
     same_bits("bernoulli", 0, LOSSYNET_MEAN, 2, NULL);
-    same_bits("bernoulli", 0.2, LOSSYNET_HT, 4, NULL);
+    same_bits("bernoulli", 0.2, LOSSYNET_ZERO, 4, NULL);
     same_bits("bernoulli", 1, LOSSYNET_BALANCED, 2, NULL);
     same_bits("burst:7", 0.3, LOSSYNET_BALANCED, 4, NULL);
 }

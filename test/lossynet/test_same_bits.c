@@ -49,11 +49,11 @@ static void test_same_bits(void **state) {
     (void)state;
     same_bits("bernoulli", 0, LOSSYNET_MEAN);
     same_bits("bernoulli", 0.2, LOSSYNET_MEAN);
-    same_bits("bernoulli", 0.2, LOSSYNET_HT);
+    same_bits("bernoulli", 0.2, LOSSYNET_ZERO);
     same_bits("bernoulli", 1, LOSSYNET_BALANCED);
     same_bits("burst:7", 0.3, LOSSYNET_BALANCED);
-    same_bits("outage:3", 0.3, LOSSYNET_HT);
-    struct lossynet_settings uneven = scenario_settings("bernoulli", 0.1, LOSSYNET_HT);
+    same_bits("outage:3", 0.3, LOSSYNET_ZERO);
+    struct lossynet_settings uneven = scenario_settings("bernoulli", 0.1, LOSSYNET_ZERO);
     uneven.loss.at = "3=0.5,2-5=1,5=0";
     same_bits_with(uneven);
 }
@@ -119,7 +119,7 @@ static void test_same_bits_carried(void **state) {
 /* Members of a group in one rank, or each in its own: with all that depends on who is whose partner. */
 static void test_same_bits_in_groups(void **state) {
     (void)state;
-    struct lossynet_settings settings = scenario_settings("burst:7", 0.3, LOSSYNET_HT);
+    struct lossynet_settings settings = scenario_settings("burst:7", 0.3, LOSSYNET_ZERO);
     settings.group = 2;
     same_bits_with(settings);
     settings.loss.model = "outage:2";
@@ -177,7 +177,7 @@ static void test_same_bits_apart(void **state) {
     settings.allocate = allocate;
     settings.release = release;
     same_bits_apart(settings);
-    settings.estimator = LOSSYNET_HT;
+    settings.estimator = LOSSYNET_ZERO;
     settings.loss.model = "burst:7";
     same_bits_apart(settings);
     settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;

@@ -54,7 +54,6 @@ SETTINGS = {
                         "loss-rate": 0.4},
     "balanced, bursts, repair": {**LEAD, "loss-rate": 0.3, "estimator": "balanced", "loss-model": "burst:5",
                                  "micro-batches": 2, "repair": 1},
-    "ht": {**LEAD, "estimator": "ht"},
     "outages, bad links, repair": {**LEAD, "loss-model": "outage:3", "loss-at": "3=0.5,2-5=1", "repair": 1},
     "carry": {**LEAD, "carry": 0.5, "loss-rate": 0.3},
     "contiguous data": {**LEAD, "data-split": "contiguous", "batch": 2, "micro-batches": 2},

@@ -34,7 +34,7 @@ def numbers(out):
 
 
 @pytest.mark.parametrize("more", [[], ["--carry=1", "--wire-dtype=int8"],
-                                  ["--estimator=ht", "--loss-model=burst:5", "--lead=off"],
+                                  ["--estimator=zero", "--loss-model=burst:5", "--lead=off"],
                                   ["--repair=1", "--repair-budget=0.1", "--dtype=bf16",
                                    "--wire-dtype=bf16"], ["--algorithm=reliable", "--loss-rate=0"], ["--pace-gbps=0.02"]],
                          ids=["plain", "carry", "burst", "repair", "reliable", "slow"])
@@ -55,7 +55,7 @@ def test_same_bits_wherever_members_live(data, tmp_path, more):
 
 @pytest.mark.parametrize("workers, group", [(6, 4), (3, 2)], ids=["4+2", "2+1"])
 @pytest.mark.parametrize("more", [["--loss-rate=0"], ["--carry=1", "--wire-dtype=int8"],
-                                  ["--estimator=ht", "--loss-model=burst:5", "--lead=off"],
+                                  ["--estimator=zero", "--loss-model=burst:5", "--lead=off"],
                                   ["--repair=1", "--repair-budget=0.1", "--dtype=bf16",
                                    "--wire-dtype=bf16"], ["--link=udp", "--pace-gbps=0.02"]],
                          ids=["reliable", "carry", "burst", "repair", "slow"])

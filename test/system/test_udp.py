@@ -40,7 +40,7 @@ def contents(checkpoint):
 
 @pytest.mark.parametrize("changes", [
     {"algorithm": "lossy", "loss_rate": 0.1},
-    {"algorithm": "lossy", "loss_rate": 0.3, "estimator": "ht", "loss_model": "burst:5"},
+    {"algorithm": "lossy", "loss_rate": 0.3, "estimator": "zero", "loss_model": "burst:5"},
     {"algorithm": "rps", "loss_rate": 0.1},
     {"algorithm": "naive", "loss_rate": 0},
     {"loss_rate": 0.4},

@@ -211,10 +211,10 @@ static void test_saved_residuals_are_float32(void **state) {
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
-    struct lossynet_settings settings = feedback_settings(0.1, LOSSYNET_HT);
+    struct lossynet_settings settings = feedback_settings(0.1, LOSSYNET_BALANCED);
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "carry: expected estimator mean or zero, got ht");
+    assert_message(capture_end(), "carry: expected estimator mean or zero, got balanced");
 }
 
 /* Residuals that the caller keeps (struct lossynet_residuals). */

@@ -176,7 +176,7 @@ static void test_partners_in_unequal_groups(void **state) {
 /* The weight of group g in an average of the owner's group, by README.md, when the groups in the
  * set `came` arrived. */
 static double weight_of(const struct shape *s, lossynet_estimator estimator, int home, int g,
-                        unsigned came, double p) {
+                        unsigned came) {
     int sum = 0, others = 0;
     for (int i = 0; i < s->groups; i++) {
         if (!(came >> i & 1)) continue;
@@ -188,7 +188,6 @@ static double weight_of(const struct shape *s, lossynet_estimator estimator, int
     if (estimator == LOSSYNET_MEAN) return (double)s->workers[g] / sum;
     if (estimator == LOSSYNET_BALANCED && others == 0) return 1;
     if (estimator == LOSSYNET_BALANCED && g != home) return share * (s->groups - 1) / others;
-    if (estimator == LOSSYNET_HT && g != home) return share / (1 - p);
     return share;
 }
 
@@ -199,7 +198,7 @@ static double expected_weight(const struct shape *s, lossynet_estimator estimato
         double chance = came >> home & 1;
         for (int i = 0; i < s->groups; i++)
             if (i != home) chance *= came >> i & 1 ? 1 - p : p;
-        sum += chance * weight_of(s, estimator, home, g, came, p);
+        sum += chance * weight_of(s, estimator, home, g, came);
     }
     return sum;
 }
@@ -246,7 +245,7 @@ static void sum_weights(const struct shape *s, lossynet_estimator estimator, dou
         fill_places(s, x);
         lossynet_step_begin(comm, (uint64_t)step);
         assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
-        for (int owner = 0; owner < WORKERS && step > 0; owner++) { /* ht knows no step before */
+        for (int owner = 0; owner < WORKERS && step > 0; owner++) {
             size_t offset, n;
             int place;
             const int home = group_at(s, owner, &place);
@@ -272,11 +271,9 @@ static void test_weights_under_loss(void **state) {
             for (int home = 0; home < s->groups; home++) {
                 for (int g = 0; g < s->groups; g++) {
                     const double want = expected_weight(s, estimator, home, g, p);
-                    /* five standard errors: a weight lies between 0 and 4/3 */
+                    /* five standard errors: a weight lies between 0 and 1 */
                     const double bound = 5 * (2.0 / 3) / sqrt(count[home]);
                     assert_close(sum[home][g] / count[home], want, bound);
-                    if (estimator == LOSSYNET_HT) /* unbiased */
-                        assert_close(want, s->workers[g] / 6.0, 1e-12);
                 }
             }
         }

@@ -115,11 +115,11 @@ static void test_resumed_run_is_the_same(void **state) {
     close(file);
     snprintf(model, sizeof model, "trace:%s", trace);
     check_resumed("bernoulli", 0.1, LOSSYNET_MEAN);
-    check_resumed("bernoulli", 0.3, LOSSYNET_HT);
+    check_resumed("bernoulli", 0.3, LOSSYNET_ZERO);
     check_resumed("burst:5", 0.2, LOSSYNET_BALANCED);
     check_resumed("burst:1", 0.5, LOSSYNET_ZERO); /* a chain that never decides (loss_model.c) */
-    check_resumed("outage:3", 0.3, LOSSYNET_HT);
-    check_resumed(model, 0.1, LOSSYNET_HT);
+    check_resumed("outage:3", 0.3, LOSSYNET_ZERO);
+    check_resumed(model, 0.1, LOSSYNET_ZERO);
     check_resumed("bernoulli", 1, LOSSYNET_MEAN);
     unlink(trace);
 }
@@ -127,7 +127,7 @@ static void test_resumed_run_is_the_same(void **state) {
 /* The test above can fail: each part of the state matters. */
 static void test_every_part_matters(void **state) {
     (void)state;
-    struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_HT);
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_ZERO);
     for (int part = 0; part < 2; part++) {
         struct run whole = run_open(&settings), resumed = run_open(&settings);
         run_steps(&whole, SCENARIO_WORKERS, 0, HALF);
