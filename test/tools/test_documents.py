@@ -23,7 +23,7 @@ FOLDERS = sorted({str(path.parent) for path in FILES if not str(path).startswith
                   and path.parent != pathlib.PurePath(".")})
 DOCUMENTS = [path for path in FILES if path.suffix == ".md"]
 ARCHITECTURE = pathlib.PurePath("dev/ARCHITECTURE.md")
-MOST_WORDS = 29200
+MOST_WORDS = 28400
 
 
 def read(path):
