@@ -23,7 +23,7 @@ FOLDERS = sorted({str(path.parent) for path in FILES if not str(path).startswith
                   and path.parent != pathlib.PurePath(".")})
 DOCUMENTS = [path for path in FILES if path.suffix == ".md"]
 ARCHITECTURE = pathlib.PurePath("dev/ARCHITECTURE.md")
-MOST_WORDS = 28400
+MOST_WORDS = 27000
 
 
 def read(path):
@@ -81,7 +81,7 @@ def test_the_parts_of_the_architecture_are_there():
     text = read(ARCHITECTURE)
     titles = re.findall(r"^### (.*)$", text, re.MULTILINE)
     assert titles and set(titles) <= set(FOLDERS), set(titles) - set(FOLDERS)
-    rows = [cells for cells in re.findall(r"^\| (.*?) \| .* \|$", text, re.MULTILINE) if "`" in cells]
+    rows = re.findall(r"^[0-9]+\. (.*?):\s", text, re.MULTILINE)  # of the walks
     assert len(rows) > 20
     here = ""
     for row in rows:
