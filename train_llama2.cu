@@ -26,6 +26,7 @@
 #include "llmc/cli/validate.h"
 #include "llmc/comm/common_facts.h"
 #include "llmc/comm/data_parallel_model.h"
+#include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
 #include "llmc/model/activations.h"
 #include "llmc/run/evaluate.h"
@@ -234,7 +235,7 @@ static int trainer_open(struct trainer *t, const struct llama_config *c, bool tr
     struct backend_choice choice;
     bool tell = t->dp.world.rank == 0 && !t->run.options->quiet && !t->run.options->generate &&
                 views_are_new(t->run.views);
-    if (param_layout_build(c, &t->layout) ||
+    if (comm_layout(t->run.options, c, t->dp.workers, &t->layout) ||
         data_parallel_choose(&t->dp, t->B, t->T, training, tell, &choice) ||
         data_parallel_open(&t->dp))
         return -1;

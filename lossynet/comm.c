@@ -120,8 +120,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     }
     status = ln_partition_open(&comm->partition, settings->workers,
                                settings->group > 1 ? settings->group : 1, settings->group_sizes,
-                               settings->buckets, settings->bucket_elements, packet_bytes,
-                               settings->wire_dtype);
+                               settings->buckets, settings->bucket_elements,
+                               settings->shard_elements, packet_bytes, settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
     if (comm->loss.replay && !comm->resources.pool.measuring) status = check_replay(comm);

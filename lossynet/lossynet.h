@@ -181,6 +181,9 @@ struct lossynet_settings {
     const int *group_sizes;        /* workers of each group, N in all; NULL: G in each. Copied */
     int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
+    /* [buckets][workers], copied: elements of each owner's shard, which follow one another in order of
+     * owners and make up the bucket; 0: it has none. NULL: shards are as equal as cache lines allow */
+    const size_t *shard_elements;
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
     lossynet_wire_dtype wire_dtype; /* of packets, over a link or in memory */
     /* Of vectors: float32 or bf16. bf16 needs lossynet_shards, another wire_dtype than
@@ -260,7 +263,7 @@ void lossynet_shutdown(int exit_code);
 /* ---- the comm ---------------------------------------------------------------------------- */
 
 /* The part of a bucket that `worker` owns: `count` elements, the first at `offset` in the whole
- * vector. count may be 0 if a bucket is smaller than N cache lines. */
+ * vector. count may be 0 if a bucket is smaller than N cache lines, or shard_elements says so. */
 void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
                     size_t *count);
 size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker); /* over all buckets */

@@ -64,6 +64,15 @@ static lossynet_status check_vectors(const struct lossynet_settings *settings) {
     return LOSSYNET_OK;
 }
 
+/* Whether shards make up a bucket of this size. */
+static bool make_up(const size_t *shard, int workers, size_t size) {
+    for (int w = 0; w < workers; w++) {
+        if (shard[w] > size) return false;
+        size -= shard[w];
+    }
+    return size == 0;
+}
+
 static lossynet_status check_sizes(const struct lossynet_settings *settings) {
     if (settings->buckets < 1 || !settings->bucket_elements) {
         ln_log("buckets %d: expected at least 1", settings->buckets);
@@ -78,6 +87,12 @@ static lossynet_status check_sizes(const struct lossynet_settings *settings) {
             return LOSSYNET_INVALID;
         }
         elements += size;
+        const size_t first = (size_t)b * (size_t)settings->workers;
+        if (settings->shard_elements &&
+            !make_up(settings->shard_elements + first, settings->workers, size)) {
+            ln_log("bucket %d: expected shards of %zu elements in all", b, size);
+            return LOSSYNET_INVALID;
+        }
     }
     if (settings->packet_bytes % sizeof(float) || settings->packet_bytes > 1u << 30) {
         ln_log("packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "

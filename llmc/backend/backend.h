@@ -55,6 +55,11 @@ struct adamw_settings {
     float lead; /* in steps, of `ahead` */
 };
 
+struct muon_settings {
+    float momentum;
+    float lead; /* in steps, of `ahead` */
+};
+
 /* How exchange_keep turns a lost gradient into a residual; see there. */
 enum backend_lost { LOST_ALONE, LOST_ADDED };
 
@@ -238,6 +243,13 @@ struct backend {
     void (*adamw)(weight *param, float *master, float *m, float *v, float *ahead,
                   const float *gradient, size_t n, const struct adamw_settings *settings, int step,
                   float learning_rate, float weight_decay, float gradient_scale);
+    /* Muon (Jordan 2024) of a matrix (rows, cols): m = momentum m + (1 - momentum) gradient, and
+     * master = (1 - learning_rate weight_decay) master - rate O, where O has all singular values near
+     * 1, and those vectors that the average with Nesterov's step, (1 - momentum) gradient + momentum m, has
+     * (muon.h). Otherwise as adamw. A device that computes in bfloat16 multiplies in it */
+    void (*muon)(weight *param, float *master, float *m, float *ahead, const float *gradient,
+                 int rows, int cols, const struct muon_settings *settings, float learning_rate,
+                 float weight_decay, float gradient_scale);
     /* the sum of squares in double, in an order that depends on n alone */
     double (*sum_of_squares)(const float *x, size_t n);
     /* out[i] (host) = sum_of_squares of x[i] (n[i]), i < count; the host waits only once */

@@ -57,11 +57,11 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     if (config_of_model(o->model, &c) ||
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c))
         return -1;
-    if (param_layout_build(&c, &layout)) return -1;
+    if (comm_layout(o, &c, workers, &layout)) return -1;
     threads_choose_alone(o->threads, world->local_ranks);
     struct memory_plan_settings settings =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
-    comm_plan(o, workers, workers, &settings);
+    comm_plan(o, &layout, workers, workers, &settings);
     settings.wire.header_bytes =
         LOSSYNET_HEADER_BYTES + (o->net.encrypt ? LOSSYNET_SECURE_BYTES : 0);
     const bool bf16 = o->dtype == OPTION_DTYPE_BF16;

@@ -55,12 +55,12 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     const int workers = o->net.workers ? o->net.workers : planned.ranks;
     if (config_of_model(o->model, &c) ||
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c) ||
-        param_layout_build(&c, &layout))
+        comm_layout(o, &c, workers, &layout))
         return -1;
     const struct lossynet_settings network = comm_settings(o, &layout, workers, workers, false);
     struct memory_plan_settings s =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
-    comm_plan(o, workers, workers, &s);
+    comm_plan(o, &layout, workers, workers, &s);
     s.network_bytes = (double)lossynet_memory_needed(&planned, &network);
     param_layout_release(&layout);
     s.recompute = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : (enum recompute)o->recompute;

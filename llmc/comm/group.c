@@ -283,6 +283,7 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
         size_t offset, count;
         if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
         lossynet_shard(g->comm, owner, bucket, &offset, &count);
+        if (!count) continue;
         const size_t at = param_layout_gradient_at(
             g->layout, g->peers.mapped ? &w->gradient : &w->comm_gradient, offset);
         for (int i = 0; i < g->size; i++)

@@ -528,6 +528,17 @@ static void show(const struct data_parallel *d, const char *directory, int step,
     fflush(stdout);
 }
 
+/* What is saved of another optimizer is of no use. Checkpoints without the option are AdamW's. */
+static int check_optimizer(const struct data_parallel *d, const char *directory,
+                           const json_t *saved) {
+    const int was = choice_of(json_object_get(saved, "options"), "optimizer", optimizer_names);
+    if (was == d->options->optimizer) return 0;
+    return log_error(
+        "'%s' has the state of --optimizer %s: expected the same, got %s; to start anew "
+        "with its parameters, give them as --model",
+        directory, optimizer_names[was], optimizer_names[d->options->optimizer]);
+}
+
 int saved_state_load(const struct data_parallel *d, const struct run_info *facts,
                      const char *directory, const json_t *saved, struct jsonl *log) {
     const int step = (int)json_integer_value(json_object_get(saved, "step"));
@@ -538,7 +549,7 @@ int saved_state_load(const struct data_parallel *d, const struct run_info *facts
     if (parameters != (json_int_t)d->layout->count)
         return log_error("'%s' was saved with %lld parameters, config.json makes it %zu", directory,
                          (long long)parameters, d->layout->count);
-    if (verify(d, directory, saved)) return -1;
+    if (check_optimizer(d, directory, saved) || verify(d, directory, saved)) return -1;
     json_t *differences = json_array(), *now = resume_describe(facts, &nowhere);
     int status = source_open(&source, directory, saved);
     if (!status) {

@@ -21,6 +21,12 @@ int comm_groups(const struct options *o, int workers) {
     return groups;
 }
 
+int comm_layout(const struct options *o, const struct llama_config *c, int workers,
+                struct param_layout *l) {
+    if (param_layout_build(c, l)) return -1;
+    return o->optimizer == OPTIMIZER_MUON ? param_layout_deal(l, workers) : 0;
+}
+
 /* ---- what is done about loss ------------------------------------------------------------ */
 
 static bool lead_is_measured(const struct options *o) {
@@ -49,7 +55,12 @@ double comm_carry(const struct options *o, int ranks, bool on_device) {
     return lossynet_options_carry(&net, ranks_at_most(o, ranks), on_device);
 }
 
-void comm_plan(const struct options *o, int workers, int ranks, struct memory_plan_settings *s) {
+void comm_plan(const struct options *o, const struct param_layout *l, int workers, int ranks,
+               struct memory_plan_settings *s) {
+    if (l->shard_elements) {
+        s->owners.largest = (double)param_layout_largest_owner(l, workers);
+        s->owners.shard = (double)param_layout_largest_shard(l, workers);
+    }
     s->run.leads = comm_leads(o, workers);
     for (int device = 0; device < 2; device++)
         s->run.carries[device] = comm_carry(o, ranks, device) > 0;
@@ -92,6 +103,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.group_sizes = o->group_sizes;
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
+    s.shard_elements = l->shard_elements;
     s.error_feedback = comm_carry(o, ranks, on_device) > 0;
     s.acknowledge_later = true; /* nothing changes gradients before their norm is exchanged */
     for (int phase = 0; phase < 2; phase++)
@@ -164,6 +176,11 @@ int comm_check(const struct options *o, int workers, int ranks) {
         return log_error("--look-ahead: expected --algorithm lossy or reliable, whose owners "
                          "broadcast parameters, got %s",
                          algorithm);
+    if (o->optimizer == OPTIMIZER_MUON && worker_steps_alone(o))
+        return log_error(
+            "--optimizer muon: expected --algorithm lossy or reliable, whose owners have "
+            "the averaged gradient of whole matrices, got %s",
+            algorithm);
     if (o->net.carry > 0 && worker_steps_alone(o))
         return log_error("--carry: expected --algorithm lossy, got %s", algorithm);
     if (o->net.wire_dtype != LOSSYNET_FLOAT32 && worker_steps_alone(o)) {

@@ -55,12 +55,18 @@ int comm_rounds(const struct options *options, lossynet_phase phase);
 int comm_group(const struct options *options);
 int comm_groups(const struct options *options, int workers);
 
+/* Where parameters lie, and with Muon who owns which. The caller releases it. Returns 0, or -1 after
+ * reporting. */
+int comm_layout(const struct options *options, const struct llama_config *config, int workers,
+                struct param_layout *layout);
+
 /* Whether owners may broadcast values that are ahead of their own (lossynet's lead.c). */
 bool comm_leads(const struct options *options, int workers);
 
-/* Fills in what a plan of the run's memory needs to know: whether owners lead, and carry. */
-void comm_plan(const struct options *options, int workers, int ranks,
-               struct memory_plan_settings *plan);
+/* Fills in what a plan of the run's memory needs to know: whether owners lead, and carry, and what
+ * they own. */
+void comm_plan(const struct options *options, const struct param_layout *layout, int workers,
+               int ranks, struct memory_plan_settings *plan);
 
 /* How far ahead are the values of the next broadcast, in steps. */
 double comm_lead(const struct options *options, const struct lossynet_comm *comm);

@@ -117,6 +117,11 @@ static double gradient_elements(const struct llama_config *c, int slots) {
     return c->tied ? slots * layer + table : slots * fmax(layer, table);
 }
 
+/* The elements that a worker owns, at most. A rank with all workers has all elements. */
+static double owned_of(const struct memory_plan_settings *s, double P) {
+    return s->owners.largest > 0 ? fmin(s->owners.largest, P / local_of(s)) : P / s->run.workers;
+}
+
 /* The elements of the arrays, and how many of them the rank has. */
 static struct array_sizes sizes_of(const struct llama_config *c,
                                    const struct memory_plan_settings *s) {
@@ -126,7 +131,7 @@ static struct array_sizes sizes_of(const struct llama_config *c,
     double layer, table;
     bucket_elements(c, &layer, &table);
     return (struct array_sizes){.whole = P,
-                                .owned = P / s->run.workers,
+                                .owned = owned_of(s, P),
                                 .slots = gradient_elements(c, p.slots),
                                 .copy_slots = gradient_elements(c, p.copy_slots),
                                 .model = p.masters ? fmax(layer, table) : P,
@@ -168,6 +173,7 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
     cpu_working_matmul(&w, N, HD, C, backward);
     cpu_working_matmul(&w, N, C, 2 * F, backward);
     cpu_working_matmul(&w, N, F, C, backward);
+    if (s->owners.largest > 0 && backward) cpu_working_muon(&w, C > HD ? C : HD, F > HD ? F : HD);
     return cpu_working_bytes(&w, sets, threads);
 }
 
@@ -187,7 +193,7 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
  * each has parameters, and moments of its shards. Also counts the messages with its shards, sent
  * and received. */
 static double change_bytes(const struct memory_plan_settings *s, double P) {
-    const double owned = P / s->run.ranks, state = 4 * arrays_that_follow() * owned;
+    const double owned = owned_of(s, P) * local_of(s), state = 4 * arrays_that_follow() * owned;
     return s->run.changes && !s->run.evaluates ? 2 * (4 * P + state) + 2 * (4 * owned + state) : 0;
 }
 
@@ -205,7 +211,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
                                       const struct memory_plan_settings *s) {
     const struct placement p = placement(s);
     const struct array_sizes sizes = sizes_of(config, s);
-    const double P = sizes.whole, N = s->run.workers, others = shards_of(s) / N;
+    const double P = sizes.whole, N = s->run.workers, others = shards_of(s) * sizes.owned / P;
     const bool device = s->run.device, bf16 = s->run.dtype == DTYPE_BF16;
     struct memory_plan e = {0};
     e.parameters = P;
@@ -220,7 +226,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.program_bytes = device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
-    const double received = p.copies_bf16 ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
+    const double received = p.copies_bf16 ? 2 * sizes.owned * (groups_of(s, &shortest) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - e.line[LINE_LOST] - received, 0);
     e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes =
@@ -297,7 +303,12 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (e.line[LINE_WEIGHTS] > 0) line("weights in use", e.line[LINE_WEIGHTS], "bf16");
     line("gradients", e.line[LINE_GRADIENTS], p.masters ? part : "");
     line("optimizer state", e.line[LINE_OPTIMIZER],
-         !p.steps_alone ? "two moments of the 1/N it owns" : "two moments of everything");
+         s->owners.largest > 0 ? "two moments of what it owns"
+         : !p.steps_alone      ? "two moments of the 1/N it owns"
+                               : "two moments of everything");
+    if (s->owners.largest > 0)
+        printf("  (whole matrices have one owner: the largest owns %.3f times the mean)\n",
+               s->owners.largest * s->run.workers / e.parameters);
     if (p.leads) line("values ahead", e.line[LINE_AHEAD], "of the 1/N it owns, broadcast (--lead)");
     if (e.line[LINE_LOST] > 0)
         line("lost gradients", e.line[LINE_LOST], "bf16, added to the next (--carry)");

@@ -30,8 +30,14 @@ struct memory_plan_saving { /* what leaves the vectors, and what files hold */
     int rank; /* number of the rank, which decides which shards it saves */
 };
 
+struct memory_plan_owners { /* with Muon, whose owners have unequal shards; all else 0 */
+    double largest;         /* elements of the owner that has most */
+    double shard;           /* the most that an owner has of a layer */
+};
+
 struct memory_plan_settings {
     const char *model; /* name to print */
+    struct memory_plan_owners owners;
     struct placement_run run;
     /* Sizes of all groups, where each rank has one worker, and run.group does not count; NULL:
      * none. */

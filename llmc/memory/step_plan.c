@@ -1,5 +1,6 @@
 /* step_plan.c — see step_plan.h. */
 #include "llmc/memory/step_plan.h"
+#include "llmc/backend/muon.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +20,7 @@ enum part {
     STEP_ELEMENTWISE, /* norms, rotary embedding, SwiGLU */
     STEP_AGAIN,       /* what backward computes again (--recompute) */
     STEP_CLASSIFIER,
-    STEP_OPTIMIZER, /* AdamW, the norm */
+    STEP_OPTIMIZER, /* AdamW or Muon, the norm */
     STEP_REST,      /* embedding; launches and waits of the host */
     STEP_EXCHANGE,  /* copies and packets that computing does not hide */
     STEP_PARTS
@@ -43,8 +44,8 @@ static const struct gpu gpus[GPUS] = {
 };
 
 static const char *const part_name[STEP_PARTS] = {
-    "products of layers", "attention",      "norms, rope, SwiGLU", "computed again",
-    "classifier",         "AdamW and norm", "embedding, host",     "exchange, not hidden"};
+    "products of layers", "attention",          "norms, rope, SwiGLU", "computed again",
+    "classifier",         "optimizer and norm", "embedding, host",     "exchange, not hidden"};
 
 /* Shares of the data sheet's rates, as an H100 reached them in steps of 1.1B: products of layers 741
  * TFLOP/s, the kernels that memory bounds 2.78 TB/s, AdamW 3.02 TB/s. */
@@ -61,6 +62,17 @@ static const double HOST = 2e-3, NORM = 1e-3;
 struct passes { /* of a micro-batch */
     double forward, backward;
 };
+
+/* FLOP of Muon's products of the matrix (rows, cols), and of those of a layer. */
+static double muon_product_flop(double rows, double cols) {
+    const double S = fmin(rows, cols), n = rows * cols;
+    return MUON_STEPS * (4 * S * n + 2 * S * S * S);
+}
+
+static double muon_flop(double C, double HD, double KD, double F) {
+    return 2 * muon_product_flop(HD, C) + 2 * muon_product_flop(KD, C) +
+           3 * muon_product_flop(F, C);
+}
 
 /* Fills the operations' parts of a step. */
 static struct passes computing(const struct llama_config *c, const struct memory_plan_settings *s,
@@ -89,8 +101,10 @@ static struct passes computing(const struct llama_config *c, const struct memory
     seconds[STEP_ELEMENTWISE] = M * L * elements;
     seconds[STEP_AGAIN] = M * (L - 1) * again;
     seconds[STEP_CLASSIFIER] = M * classifier;
-    seconds[STEP_OPTIMIZER] =
-        34 * P / s->run.workers / (ADAMW * gpu->memory); /* AdamW 30 bytes, the norm 4 */
+    const double mine = fmax(s->owners.largest, P / s->run.workers);
+    seconds[STEP_OPTIMIZER] = 34 * mine / (ADAMW * gpu->memory); /* AdamW 30 bytes, the norm 4 */
+    if (s->owners.largest > 0)
+        seconds[STEP_OPTIMIZER] += L * muon_flop(C, HD, K * D, F) * mine / P * flop;
     seconds[STEP_REST] = M * (N * 6 * C + 4 * V * C) * byte + HOST;
     const struct passes passes = {L * (2 * N * weights * flop + attention + elements / 3),
                                   L * (4 * N * weights * flop + back + elements * 2 / 3) +
@@ -110,13 +124,15 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
                        const struct gpu *gpu, struct passes passes, bool overlap) {
     const struct placement place = placement_of(&s->run);
     const struct memory_plan plan = memory_plan_of_run(c, s);
-    const double P = plan.parameters, owned = P / s->run.workers,
+    const double P = plan.parameters, owned = fmax(s->owners.largest, P / s->run.workers),
                  element = place.copies_bf16 ? 2 : 4;
     const double G = place.shares_ranks ? s->run.group : 1;
     const bool mapped = place.copy_slots && gpu->peer > 0;
     const double received = plan.phase_bytes[0] / s->wire.bytes[0]; /* elements */
     const double again = 1 + s->wire.resent[0];
-    const double table = (double)c->vocabulary * c->width / P;
+    /* Nothing is beside the exchange of the table, nor, with Muon, beside what one owner has of the
+     * last layer, which all send it at once. */
+    const double table = (double)c->vocabulary * c->width / P, last = s->owners.shard / owned;
     if (s->run.workers == 1) return 0;
     /* Backward: sums, or all of a gradient, to the host; what others sent, own sums and averages to
      * the GPU, and without mapped memory the gradients of the group. */
@@ -134,8 +150,9 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
     const double backward_all = down + up + read + gradients,
                  forward_all = replica + copied + parameters;
     if (!overlap) return backward_all + NORM + fresh + forward_all;
-    return fmax(0, largest(down, up, read, gradients) - passes.backward) + table * backward_all +
-           NORM + fresh + table * forward_all +
+    return fmax(0, largest(down, up, read, gradients) - passes.backward) +
+           fmax(table * backward_all, last * gradients) + NORM + fresh +
+           fmax(table * forward_all, last * parameters) +
            fmax(0, largest(replica, copied, parameters, 0) - passes.forward);
 }
 

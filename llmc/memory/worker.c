@@ -1,5 +1,7 @@
 /* worker.c — see worker.h. */
 #include "llmc/memory/worker.h"
+
+#include <assert.h>
 #include <string.h>
 
 /* Where struct worker has an array; 0: the rank or the group has it. */
@@ -134,6 +136,19 @@ double worker_clip(const struct options *o, double norm) {
     return o->clip > 0 && norm > o->clip ? o->clip / (norm + 1e-6) : 1;
 }
 
+enum { MUON_PERCENT = 95 }; /* Muon's momentum, Jordan's */
+
+/* A matrix, or whole rows of it. */
+static void update_matrix(const struct worker *w, const struct backend *be, const struct options *o,
+                          const struct worker_step *s, weight *in_use, struct run part, int cols) {
+    const struct muon_settings muon = {MUON_PERCENT / 100.0f, (float)s->lead};
+    assert(part.count % (size_t)cols == 0);
+    be->muon(in_use, worker_values(w, &part), w->m + part.state,
+             s->lead != 0 ? w->ahead + part.state : NULL, worker_averaged(w, &part),
+             (int)(part.count / (size_t)cols), cols, &muon, (float)s->learning_rate,
+             (float)o->weight_decay, (float)s->gradient_scale);
+}
+
 /* Weight decay differs between tensors, so the range is cut at their boundaries. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *o,
@@ -146,10 +161,13 @@ void worker_update(const struct worker *w, const struct backend *be,
         float *params = worker_values(w, &part);
         weight *in_use = params;
         if (s->weights) in_use = (char *)s->weights + part.offset * be->weight_bytes;
-        be->adamw(in_use, params, w->m + part.state, w->v + part.state,
-                  s->lead != 0 ? w->ahead + part.state : NULL, worker_averaged(w, &part),
-                  part.count, &adamw, s->step + 1, (float)s->learning_rate,
-                  span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
+        if (o->optimizer == OPTIMIZER_MUON && span->rows)
+            update_matrix(w, be, o, s, in_use, part, span->cols);
+        else
+            be->adamw(in_use, params, w->m + part.state, w->v + part.state,
+                      s->lead != 0 ? w->ahead + part.state : NULL, worker_averaged(w, &part),
+                      part.count, &adamw, s->step + 1, (float)s->learning_rate,
+                      span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
         run.count -= part.count, run.offset += part.count, run.state += part.count;
     }
 }

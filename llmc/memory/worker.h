@@ -112,7 +112,7 @@ static inline float *worker_comm_element(const struct worker *w, float *comm_vec
     return w->copies_bf16 ? (float *)((uint16_t *)comm_vector + offset) : comm_vector + offset;
 }
 
-/* ---- AdamW ---- */
+/* ---- AdamW and Muon ---- */
 
 /* Whether each worker runs AdamW on all parameters (rps, naive), and so keeps all moments. */
 bool worker_steps_alone(const struct options *options);
@@ -136,7 +136,8 @@ static inline float *worker_averaged(const struct worker *w, const struct run *r
     return w->average ? w->average + run->state : w->grads + run->offset;
 }
 
-/* Runs AdamW on a run of parameters, and their elements of m, v and `ahead`. */
+/* Runs the optimizer on a run of parameters, and their elements of m, v and `ahead`. With Muon the run
+ * has whole rows of matrices, whose v stays 0. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
                    const struct worker_step *step, struct run run);

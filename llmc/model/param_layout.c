@@ -9,17 +9,25 @@
 #include <string.h>
 
 static size_t layout_place(struct param_layout *l, size_t count, bool decay, int bucket) {
-    struct span span = {l->count, count, decay};
+    struct span span = {l->count, count, decay, 0, 0};
     l->span[l->spans++] = span;
     l->bucket_elements[bucket] += count;
     l->count += count;
     return span.offset;
 }
 
+static size_t place_matrix(struct param_layout *l, size_t rows, size_t cols, int bucket) {
+    const size_t offset = layout_place(l, rows * cols, true, bucket);
+    l->span[l->spans - 1].rows = (int)rows;
+    l->span[l->spans - 1].cols = (int)cols;
+    return offset;
+}
+
 void param_layout_release(struct param_layout *l) {
     free(l->layer);
     free(l->span);
     free(l->bucket_elements);
+    free(l->shard_elements);
     memset(l, 0, sizeof *l);
 }
 
@@ -30,7 +38,7 @@ int param_layout_build(const struct llama_config *c, struct param_layout *l) {
     l->config = *c;
     l->buckets = c->layers + 1 + !c->tied;
     l->layer = calloc((size_t)c->layers, sizeof *l->layer);
-    l->span = calloc((size_t)c->layers * 6 + 3, sizeof *l->span);
+    l->span = calloc((size_t)c->layers * 9 + 3, sizeof *l->span);
     l->bucket_elements = calloc((size_t)l->buckets, sizeof *l->bucket_elements);
     if (!l->layer || !l->span || !l->bucket_elements) {
         param_layout_release(l);
@@ -42,11 +50,14 @@ int param_layout_build(const struct llama_config *c, struct param_layout *l) {
     for (int i = c->layers - 1; i >= 0; i--, bucket++) {
         struct layer_offsets *o = &l->layer[i];
         o->attention_norm = layout_place(l, C, false, bucket);
-        o->qkv = layout_place(l, (HD + 2 * KD) * C, true, bucket);
-        o->attention_out = layout_place(l, C * HD, true, bucket);
+        o->qkv = place_matrix(l, HD, C, bucket);
+        place_matrix(l, KD, C, bucket);
+        place_matrix(l, KD, C, bucket);
+        o->attention_out = place_matrix(l, C, HD, bucket);
         o->mlp_norm = layout_place(l, C, false, bucket);
-        o->gate_up = layout_place(l, 2 * F * C, true, bucket);
-        o->down = layout_place(l, C * F, true, bucket);
+        o->gate_up = place_matrix(l, F, C, bucket);
+        place_matrix(l, F, C, bucket);
+        o->down = place_matrix(l, C, F, bucket);
     }
     l->embedding = layout_place(l, V * C, true, bucket);
     if (c->tied) l->classifier = l->embedding;

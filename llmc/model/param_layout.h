@@ -8,6 +8,9 @@
  *
  * With a tied classifier there is no lm_head, and layer L-1 is bucket 0. Query, key and value
  * projections lie side by side and are one matrix product, and so are gate and up.
+ *
+ * By default each of N owners gets 1/N of each bucket. Muon needs whole matrices, which
+ * param_layout_deal gives to owners (deal.c).
  */
 #ifndef LLMC_MODEL_PARAM_LAYOUT_H
 #define LLMC_MODEL_PARAM_LAYOUT_H
@@ -30,7 +33,8 @@ struct layer_offsets { /* offsets in elements from the start of the vector */
 
 struct span { /* one tensor of the vector */
     size_t offset, count;
-    bool decay; /* weight decay applies (matrices), or not (norms) */
+    bool decay;     /* weight decay applies (matrices), or not (norms) */
+    int rows, cols; /* of a layer's matrix; tables and norms: 0 */
 };
 
 struct param_layout {
@@ -42,12 +46,23 @@ struct param_layout {
     struct span *span; /* [spans], in ascending order, tiling the vector */
     int buckets;
     size_t *bucket_elements; /* [buckets] */
+    size_t *shard_elements;  /* [buckets][N]: of each owner; NULL: equal shards */
 };
 
 /* Computes the layout of a checked config. The caller releases it. Returns 0, or -1 after
  * reporting. */
 int param_layout_build(const struct llama_config *config, struct param_layout *layout);
 void param_layout_release(struct param_layout *layout);
+
+/* Deals the layers' matrices out to `workers` owners, for Muon: fills shard_elements. Each owner gets
+ * whole matrices, or with many owners blocks of at least 512 of their rows. The same config and
+ * number of workers give the same owners. Returns 0, or -1 after reporting. */
+int param_layout_deal(struct param_layout *layout, int workers);
+
+/* With shard_elements: the elements of the owner that has most; and the most that an owner has of a
+ * bucket with a layer. */
+size_t param_layout_largest_owner(const struct param_layout *layout, int workers);
+size_t param_layout_largest_shard(const struct param_layout *layout, int workers);
 
 int param_layout_bucket_of_layer(const struct param_layout *layout, int layer);
 size_t param_layout_bucket_offset(const struct param_layout *layout, int bucket);

@@ -16,6 +16,7 @@
 const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL};
 const char *const schedule_names[] = {"cosine", "wsd", "linear", "constant", NULL};
 const char *const schedule_decay_names[] = {"sqrt", "linear", NULL};
+const char *const optimizer_names[] = {"adamw", "muon", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
@@ -109,6 +110,10 @@ static const struct lossynet_option table[] = {
     INTEGER("micro-batches", micro_batches, RESUMED, "1", 1, 1 << 20,
             "micro-batches whose gradients a worker adds up in a step"),
     INTEGER("steps", steps, RUN, "1000", 1, INT_MAX, "training steps"),
+    ONE_OF(
+        "optimizer", optimizer, RUN, "adamw", optimizer_names, "adamw|muon",
+        "what updates the parameters. muon: Muon for the matrices of layers, AdamW for the rest. "
+        "Each matrix then has one owner"),
     NUMBER("lr", lr, RESUMED, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
     NUMBER("lr-final", lr_final, RESUMED | IF_FALLS, "0.1", 0, 1, "FRACTION",
            "learning rate of the last step, as a fraction of the peak; not with constant"),

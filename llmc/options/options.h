@@ -21,9 +21,11 @@ extern "C" {
 enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_NAIVE };
 extern const char *const algorithm_names[]; /* ends with NULL */
 extern const char *const schedule_names[], *const schedule_decay_names[];
+extern const char *const optimizer_names[];
 
 enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
 
+enum optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON };                           /* of --optimizer */
 enum data_split { DATA_SHARED, DATA_CONTIGUOUS };                             /* of --data-split */
 enum { OPTION_ATTENTION_OWN, OPTION_ATTENTION_CUDNN, OPTION_ATTENTION_AUTO }; /* of --attention */
 enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                                /* of --meet-keep */
@@ -48,7 +50,7 @@ struct options {
     int data_split;
     /* optimisation */
     int batch, seq, steps, micro_batches, warmup;
-    int schedule, decay_shape;
+    int optimizer, schedule, decay_shape;
     double lr, lr_final, decay, beta1, beta2, adam_eps, weight_decay, clip;
     int64_t seed;
     /* loss */

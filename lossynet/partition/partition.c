@@ -6,7 +6,8 @@
  *
  * In a bucket of E elements each of N owners gets a run of chunk = ceil(E / N) elements, rounded up
  * to a multiple of 16. (16 float32 are a cache line, which owners must not share.) The last owners
- * get fewer elements, or none if the bucket is small. A shard is cut into full packets and a last,
+ * get fewer elements, or none if the bucket is small. Or the caller gives the elements of each shard,
+ * which may be none. A shard is cut into full packets and a last,
  * shorter one. A packet is always within one shard. Packets are numbered in order of (bucket,
  * owner, packet), which is also the order of their elements.
  */
@@ -31,7 +32,8 @@ static void add_bytes(struct ln_partition *partition, size_t owner, size_t count
     }
 }
 
-static void fill(struct ln_partition *partition, const size_t *bucket_elements) {
+static void fill(struct ln_partition *partition, const size_t *bucket_elements,
+                 const size_t *shard_elements) {
     size_t element = 0, packet = 0;
     size_t owners = (size_t)partition->workers, row = (size_t)partition->buckets + 1;
     for (int b = 0; b < partition->buckets; b++) {
@@ -40,6 +42,7 @@ static void fill(struct ln_partition *partition, const size_t *bucket_elements) 
         chunk = (chunk + CHUNK_MULTIPLE - 1) / CHUNK_MULTIPLE * CHUNK_MULTIPLE;
         for (size_t w = 0; w < owners; w++) {
             size_t count = minimum((w + 1) * chunk, size) - minimum(w * chunk, size);
+            if (shard_elements) count = shard_elements[b * owners + w];
             size_t packets = (count + partition->packet_elements - 1) / partition->packet_elements;
             partition->shard_element[b * owners + w] = element;
             partition->shard_packet[b * owners + w] = packet;
@@ -65,8 +68,8 @@ static void fill(struct ln_partition *partition, const size_t *bucket_elements) 
 
 lossynet_status ln_partition_open(struct ln_partition *partition, int workers, int group,
                                   const int *group_sizes, int buckets,
-                                  const size_t *bucket_elements, size_t packet_bytes,
-                                  lossynet_wire_dtype dtype) {
+                                  const size_t *bucket_elements, const size_t *shard_elements,
+                                  size_t packet_bytes, lossynet_wire_dtype dtype) {
     *partition = (struct ln_partition){.workers = workers, .buckets = buckets};
     lossynet_status status = ln_groups_open(&partition->groups, workers, group, group_sizes);
     if (status) return status;
@@ -89,7 +92,7 @@ lossynet_status ln_partition_open(struct ln_partition *partition, int workers, i
         ln_partition_close(partition);
         return LOSSYNET_NO_MEMORY;
     }
-    fill(partition, bucket_elements);
+    fill(partition, bucket_elements, shard_elements);
     return LOSSYNET_OK;
 }
 

@@ -55,10 +55,11 @@ struct ln_partition {
     size_t largest_shard_packets, largest_owner_packets;
 };
 
+/* shard_elements: [buckets][workers]; NULL: equal shards. */
 lossynet_status ln_partition_open(struct ln_partition *partition, int workers, int group,
                                   const int *group_sizes, int buckets,
-                                  const size_t *bucket_elements, size_t packet_bytes,
-                                  lossynet_wire_dtype dtype);
+                                  const size_t *bucket_elements, const size_t *shard_elements,
+                                  size_t packet_bytes, lossynet_wire_dtype dtype);
 void ln_partition_close(struct ln_partition *partition);
 
 /* The partners of an owner: one worker of each group, in order of groups. For its own group it is

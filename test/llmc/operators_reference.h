@@ -208,4 +208,58 @@ static inline void reference_adamw(double *p, double *m, double *v, const double
     }
 }
 
+/* out (S, S) = x x^T, or x^T x of a tall x (R, C), S being the smaller side. */
+static inline void reference_gram(double *out, const double *x, size_t R, size_t C) {
+    const size_t S = R < C ? R : C, L = R < C ? C : R;
+    for (size_t i = 0; i < S; i++)
+        for (size_t j = 0; j < S; j++) {
+            double sum = 0;
+            for (size_t k = 0; k < L; k++)
+                sum += R <= C ? x[i * C + k] * x[j * C + k] : x[k * C + i] * x[k * C + j];
+            out[i * S + j] = sum;
+        }
+}
+
+/* x (R, C) = 3.4445 x + (-4.7750 A + 2.0315 A A) x with A = x x^T, five times, from x over its norm. */
+static inline void reference_orthogonal(double *x, size_t R, size_t C) {
+    const size_t S = R < C ? R : C;
+    double *a = calloc(S * S, sizeof *a), *b = calloc(S * S, sizeof *b);
+    double *y = calloc(R * C, sizeof *y), squares = 0;
+    for (size_t i = 0; i < R * C; i++) squares += x[i] * x[i];
+    for (size_t i = 0; i < R * C; i++) x[i] /= sqrt(squares) + 1e-7;
+    for (int step = 0; step < 5; step++) {
+        reference_gram(a, x, R, C);
+        for (size_t i = 0; i < S; i++)
+            for (size_t j = 0; j < S; j++) {
+                double sum = 0;
+                for (size_t k = 0; k < S; k++) sum += a[i * S + k] * a[k * S + j];
+                b[i * S + j] = 2.0315 * sum - 4.7750 * a[i * S + j];
+            }
+        for (size_t i = 0; i < R; i++)
+            for (size_t j = 0; j < C; j++) {
+                double sum = 0;
+                for (size_t k = 0; k < S; k++)
+                    sum += R <= C ? b[i * S + k] * x[k * C + j] : x[i * C + k] * b[k * S + j];
+                y[i * C + j] = 3.4445 * x[i * C + j] + sum;
+            }
+        memcpy(x, y, R * C * sizeof *x);
+    }
+    free(a), free(b), free(y);
+}
+
+static inline void reference_muon(double *p, double *m, const double *g, size_t R, size_t C,
+                                  double momentum, double rate, double decay,
+                                  double gradient_scale) {
+    double *x = calloc(R * C, sizeof *x);
+    for (size_t i = 0; i < R * C; i++) {
+        const double d = g[i] * gradient_scale;
+        m[i] = momentum * m[i] + (1 - momentum) * d;
+        x[i] = momentum * m[i] + (1 - momentum) * d;
+    }
+    reference_orthogonal(x, R, C);
+    for (size_t i = 0; i < R * C; i++)
+        p[i] -= rate * (decay * p[i] + 0.2 * sqrt((double)(R > C ? R : C)) * x[i]);
+    free(x);
+}
+
 #endif

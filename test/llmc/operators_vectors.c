@@ -58,6 +58,48 @@ void test_adamw(void **state) {
     }
 }
 
+static void check_muon(int R, int C) {
+    const size_t n = (size_t)R * (size_t)C;
+    const struct muon_settings settings = {0.9375f, 1.5f}; /* exact, as above */
+    if (too_large(n * (size_t)(R < C ? R : C))) return;
+    struct array master = array_random(n, 1, FLOAT32), m = array_random(n, 0, FLOAT32);
+    struct array gradient = array_random(n, 3, FLOAT32), ahead = array_empty(n, FLOAT32);
+    struct array param = array_empty(n, WEIGHT);
+    m.terms = 1;
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = 0; i < n; i++) ahead.reference[i] = -1.5 * master.reference[i];
+        reference_muon(master.reference, m.reference, gradient.reference, (size_t)R, (size_t)C,
+                       settings.momentum, 0.01f, 0.1f, 0.5f);
+        for (size_t i = 0; i < n; i++) ahead.reference[i] += 2.5 * master.reference[i];
+        subject.backend->muon(param.value, master.value, m.value, step == 1 ? NULL : ahead.value,
+                              gradient.value, R, C, &settings, 0.01f, 0.1f, 0.5f);
+        for (size_t i = 0; i < n; i++) gradient.reference[i] = random_uniform();
+        array_write(&gradient);
+    }
+    assert_close(&master, "muon: master", 1e-6, 1e-3);
+    assert_close(&ahead, "muon: ahead", 1e-6, 2e-3);
+    assert_close(&m, "muon: m", 1e-6, 1e-6);
+    for (size_t i = 0; i < n; i++) param.reference[i] = master.reference[i];
+    assert_close(&param, "muon: parameters", 1e-6, 4e-3);
+    array_free(&master), array_free(&m), array_free(&gradient), array_free(&ahead);
+    array_free(&param);
+}
+
+/* Wide and tall matrices, also of one row, one column and one element; none of zeros is divided by 0. */
+void test_muon(void **state) {
+    (void)state;
+    if (!subject.backend->muon) return;
+    const int shapes[][2] = {{1, 1}, {1, 40}, {33, 1}, {64, 64}, {32, 64}, {172, 64}, {64, 172}};
+    for (int s = 0; s < LENGTH(shapes); s++) check_muon(shapes[s][0], shapes[s][1]);
+    const struct muon_settings settings = {0.9375f, 0};
+    struct array master = array_random(64, 1, FLOAT32), zero = array_random(64, 0, FLOAT32);
+    struct array m = array_random(64, 0, FLOAT32);
+    subject.backend->muon(master.value, master.value, m.value, NULL, zero.value, 8, 8, &settings,
+                          0.01f, 0, 1);
+    assert_close(&master, "muon: without a gradient", 0, 0);
+    array_free(&master), array_free(&zero), array_free(&m);
+}
+
 void test_sum_of_squares(void **state) {
     (void)state;
     size_t sizes[] = {0, 1, 17, 16384, 16385, 1000003, 20000001};

@@ -358,6 +358,50 @@ static void layout_tiles_the_vector(void **state) {
     }
 }
 
+/* Owners have whole rows of matrices; without cuts whole matrices. The largest owner's share of the
+ * mean is at most `most`. */
+static void check_deal(const char *preset, int workers, bool tied, bool cuts, double most) {
+    struct llama_config c;
+    struct param_layout l;
+    assert_int_equal(config_preset(preset, &c), 0);
+    c.vocabulary = 32000;
+    c.tied = tied;
+    assert_int_equal(param_layout_build(&c, &l), 0);
+    assert_int_equal(param_layout_deal(&l, workers), 0);
+    size_t end = 0, dealt = 0, largest = 0;
+    size_t *owned = calloc((size_t)workers, sizeof *owned);
+    for (int i = 0; i < l.buckets * workers; i++) {
+        end += l.shard_elements[i];
+        owned[i % workers] += l.shard_elements[i];
+        if ((i + 1) % workers == 0) assert_int_equal(end, dealt += l.bucket_elements[i / workers]);
+        for (const struct span *s = l.span; s < l.span + l.spans; s++) {
+            const size_t rows = s->cols ? (end - s->offset) / (size_t)s->cols : 0;
+            if (!s->rows || end <= s->offset || end >= s->offset + s->count) continue;
+            assert_true(cuts && (end - s->offset) % (size_t)s->cols == 0 && rows >= 512);
+        }
+    }
+    assert_int_equal(end, l.count);
+    for (int w = 0; w < workers; w++) largest = owned[w] > largest ? owned[w] : largest;
+    assert_int_equal(largest, param_layout_largest_owner(&l, workers));
+    const double share = (double)largest * workers / (double)l.count;
+    if (share > most)
+        fail_msg("%s, %d workers: the largest owner has %g of the mean", preset, workers, share);
+    free(owned);
+    param_layout_release(&l);
+}
+
+static void matrices_are_dealt_out(void **state) {
+    (void)state;
+    check_deal("260K", 1, true, false, 1);
+    check_deal("260K", 3, false, false, 1.01);
+    check_deal("260K", 8, true, false, 1.01);
+    check_deal("15M", 8, false, false, 1.01);
+    check_deal("15M", 64, true, true, 1.01);
+    check_deal("7B", 8, false, false, 1.01);
+    check_deal("7B", 64, false, true, 1.15);
+    check_deal("7B", 1024, false, true, 3.5); /* blocks have rows enough */
+}
+
 static double rate(int kind, int decay_shape, int step) {
     const struct schedule s = {.kind = kind,
                                .steps = 100,
@@ -460,6 +504,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(adamw_steps_agree),
     cmocka_unit_test(recomputed_gradients_are_the_same),
     cmocka_unit_test(layout_tiles_the_vector),
+    cmocka_unit_test(matrices_are_dealt_out),
     cmocka_unit_test(learning_rate_follows_the_schedule),
     cmocka_unit_test(learning_rate_of_short_runs),
     cmocka_unit_test(sampler_draws_as_told),

@@ -52,6 +52,30 @@ static void test_layout(void **state) {
         for (size_t j = 0; j < 5; j++) check_layout(workers[i], elements, 6, packets[j]);
 }
 
+/* An owner may have a bucket alone, and nothing of another. */
+static void test_given_shards(void **state) {
+    (void)state;
+    const size_t elements[2] = {100, 50}, shards[2][3] = {{0, 100, 0}, {33, 0, 17}};
+    struct lossynet_settings settings = simple_settings(3, elements, 2, 0);
+    settings.shard_elements = shards[0];
+    struct lossynet_comm *comm = open_alone(&settings);
+    size_t next = 0, packets = 0;
+    for (int b = 0; b < 2; b++) {
+        for (int w = 0; w < 3; w++) {
+            size_t offset, count;
+            lossynet_shard(comm, w, b, &offset, &count);
+            assert_int_equal(offset, next);
+            assert_int_equal(count, shards[b][w]);
+            next += count;
+            packets += (count + 15) / 16;
+        }
+    }
+    assert_int_equal(lossynet_packets(comm), packets);
+    for (int w = 0; w < 3; w++)
+        assert_int_equal(lossynet_owned_elements(comm, w), shards[0][w] + shards[1][w]);
+    lossynet_close(comm);
+}
+
 static void test_names(void **state) {
     (void)state;
     const char *names[] = {"mean", "balanced", "zero"};
@@ -485,6 +509,11 @@ static void test_settings(void **state) {
     refused(&alone, &s, LOSSYNET_INVALID, "buckets 0: expected at least 1");
     s = good, s.buckets = 2;
     refused(&alone, &s, LOSSYNET_INVALID, "bucket 1: 0 elements: expected at least 1");
+    const size_t few[4] = {50, 0, 49, 0}, many[4] = {50, 51, 49, SIZE_MAX - 49};
+    s = good, s.shard_elements = few;
+    refused(&alone, &s, LOSSYNET_INVALID, "bucket 0: expected shards of 100 elements in all");
+    s = good, s.shard_elements = many;
+    refused(&alone, &s, LOSSYNET_INVALID, "bucket 0: expected shards of 100 elements in all");
     s = good, s.packet_bytes = 6;
     refused(&alone, &s, LOSSYNET_INVALID, "packet size 6 bytes: expected a multiple of 4");
     s = good, s.estimator = (lossynet_estimator)7;
@@ -598,6 +627,7 @@ static void test_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_given_shards),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_bernoulli),
         cmocka_unit_test(test_bernoulli_over_steps),

@@ -136,6 +136,24 @@ static void test_same_bits_in_groups(void **state) {
     same_bits_with(settings);
 }
 
+/* Shards of given sizes, many of which have nothing. */
+static void test_same_bits_of_unequal_shards(void **state) {
+    (void)state;
+    static const size_t shards[SCENARIO_BUCKETS][SCENARIO_WORKERS] = {
+        {0, 2500}, {3, 0, 36, 0, 0, 1}, {0, 0, 0, 0, 0, 0, 0, 1}, {100, 0, 3000, 0, 0, 45, 2200}};
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
+    settings.shard_elements = shards[0];
+    same_bits_with(settings);
+    settings.error_feedback = true;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 1;
+    same_bits_with(settings);
+    settings.wire_dtype = LOSSYNET_INT6;
+    same_bits_with(settings);
+    settings.group = 2;
+    same_bits_with(settings);
+}
+
 static void same_bits_rounded(lossynet_wire_dtype wire_dtype) {
     struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
     settings.wire_dtype = wire_dtype;
@@ -212,6 +230,7 @@ int main(void) {
         cmocka_unit_test(test_same_bits_retransmitted),
         cmocka_unit_test(test_same_bits_carried),
         cmocka_unit_test(test_same_bits_in_groups),
+        cmocka_unit_test(test_same_bits_of_unequal_shards),
         cmocka_unit_test(test_same_bits_rounded),
         cmocka_unit_test(test_same_bits_apart),
         cmocka_unit_test(test_same_bits_apart_float32),

@@ -312,6 +312,8 @@ static void sums_of_squares(double *out, const float *const *x, const size_t *n,
     for (int i = 0; i < count; i++) out[i] = sum_of_squares(x[i], n[i]);
 }
 
+#include "llmc/backend/cpu/muon_cpu.h"
+
 /* ---- masked average ----------------------------------------------------------------------- */
 
 /* The sum is computed in other memory and stored at the end, since out may be one of the
@@ -392,6 +394,7 @@ const struct backend BACKEND = {
     .swiglu_backward = swiglu_backward,
     .classifier = classifier,
     .adamw = adamw,
+    .muon = muon,
     .sum_of_squares = sum_of_squares,
     .sums_of_squares = sums_of_squares,
     .weighted_sum = weighted_sum,

@@ -91,6 +91,11 @@ void cpu_working_matmul(struct cpu_working *w, int N, int I, int O, bool backwar
                   FLOAT);
 }
 
+void cpu_working_muon(struct cpu_working *w, int rows, int cols) {
+    const size_t n = (size_t)rows * (size_t)cols, side = (size_t)(rows < cols ? rows : cols);
+    raise(w, SCRATCH_OPERATION, 2 * (n + side * side) * FLOAT);
+}
+
 double cpu_working_bytes(const struct cpu_working *w, int callers, int threads) {
     return (double)callers * (double)(w->slot[SCRATCH_OPERATION] + w->slot[SCRATCH_GEMM]) +
            (double)threads * (double)(w->slot[SCRATCH_TASK] + w->slot[SCRATCH_GEMM_TILE]);

@@ -42,6 +42,7 @@ struct cpu_working {
 void cpu_working_classifier(struct cpu_working *w, int N, int C, int V, bool backward);
 void cpu_working_attention(struct cpu_working *w, int T, int D, bool backward);
 void cpu_working_matmul(struct cpu_working *w, int N, int I, int O, bool backward);
+void cpu_working_muon(struct cpu_working *w, int rows, int cols);
 
 /* The total, if `callers` of `threads` threads call operations. */
 double cpu_working_bytes(const struct cpu_working *w, int callers, int threads);

@@ -1,0 +1,93 @@
+"""Tests --optimizer muon: its owners have whole matrices, and the bits of a run depend on the workers alone."""
+import hashlib
+
+import numpy as np
+import pytest
+
+from program import markov_tokens, run, succeed, tensors, write_tokens
+
+pytestmark = [pytest.mark.spread, pytest.mark.takes(60)]
+
+VOCABULARY = 64
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(20_000, VOCABULARY, 1), VOCABULARY)
+    write_tokens(folder / "val.bin", markov_tokens(1_000, VOCABULARY, 2), VOCABULARY)
+    return folder
+
+
+def settings(data, out, **changes):
+    options = {"optimizer": "muon", "model": "260K", "train": data / "train.bin", "val": data / "val.bin",
+               "workers": 8, "batch": 1, "seq": 32, "steps": 6, "lr": 6e-3, "warmup": 2, "seed": 5,
+               "packet-bytes": 512, "loss-rate": 0.2, "out": out}
+    options.update({key.replace("_", "-"): value for key, value in changes.items()})
+    return [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
+
+
+def digest(out, step):
+    return hashlib.sha256((out / f"checkpoint-{step:08d}" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def values(out, step):
+    """All parameters."""
+    found = tensors(out / f"checkpoint-{step:08d}" / "model.safetensors")
+    return np.concatenate([np.frombuffer(found[name], "<f4") for name in sorted(found)])
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"plain": True}, {"algorithm": "reliable"}, {"wire_dtype": "bf16"}, {"wire_dtype": "int4"},
+    {"dtype": "bf16", "micro_batches": 2}, {"group": 2},
+], ids=lambda c: "-".join(map(str, c.values())) or "default")
+def test_bits_do_not_depend_on_the_processes(data, tmp_path, changes):
+    for ranks in 0, 2, 8:
+        succeed(*settings(data, tmp_path / str(ranks), **changes), ranks=ranks)
+    assert digest(tmp_path / "2", 6) == digest(tmp_path / "0", 6)
+    assert digest(tmp_path / "8", 6) == digest(tmp_path / "0", 6)
+
+
+def test_resumed_in_other_processes_and_with_other_workers(data, tmp_path):
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    succeed(*settings(data, whole, save_every=3), ranks=2)
+    first = whole / "checkpoint-00000003"
+    done = succeed(*settings(data, half, resume=first), ranks=4)
+    assert "after 3 steps, bit for bit" in done.stdout
+    assert digest(half, 6) == digest(whole, 6)
+    done = succeed(*settings(data, tmp_path / "three", resume=first, workers=3, steps=12))
+    assert "3 workers were 8: moments are distributed again" in done.stdout
+
+
+def test_workers_share_the_work_of_one(data, tmp_path):
+    """Whole matrices are orthogonalised, whoever owns them: 8 workers make the steps of one with their batch."""
+    for workers in 1, 8:
+        succeed(*settings(data, tmp_path / str(workers), workers=workers, batch=8 // workers, algorithm="reliable",
+                          wire_dtype="float32"))
+    one, eight = (values(tmp_path / str(workers), 6) for workers in (1, 8))
+    assert np.abs(one - eight).max() < 1e-4 * np.abs(one).max()
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"algorithm": "rps"}, "--optimizer muon: expected --algorithm lossy or reliable"),
+    ({"algorithm": "naive"}, "--optimizer muon: expected --algorithm lossy or reliable"),
+    ({"optimizer": "sgd"}, "--optimizer: expected one of adamw muon"),
+])
+def test_what_it_cannot_do_is_refused(data, tmp_path, changes, said):
+    done = run(*settings(data, tmp_path / "out", **changes))
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("first, then", [("muon", "adamw"), ("adamw", "muon")])
+def test_the_state_of_another_optimizer_is_refused(data, tmp_path, first, then):
+    succeed(*settings(data, tmp_path / "first", optimizer=first, steps=2))
+    saved = tmp_path / "first" / "checkpoint-00000002"
+    done = run(*settings(data, tmp_path / "then", optimizer=then, resume=saved))
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"has the state of --optimizer {first}: expected the same, got {then}" in done.stderr
+
+
+def test_the_plan_names_the_largest_owner():
+    done = succeed("--dry-run", "--optimizer=muon", "--model=7B", "--workers=64", "--device=cuda")
+    assert "the largest owns 1.016 times the mean" in done.stdout
