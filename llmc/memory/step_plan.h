@@ -2,8 +2,8 @@
  *
  * Each operation takes as long as its floating point operations or its bytes at the rate that a GPU
  * reaches, whichever it is bound by. Copies and packets run beside the computing; what is left
- * after that counts. dev/bench/gpu/notes.md has the formulas in a table, and what an H100 took beside
- * them. Several GPUs have not been measured.
+ * after that counts. dev/bench/gpu/notes.md has what an H100 took beside it. Several GPUs have not
+ * been measured.
  */
 #ifndef LLMC_MEMORY_STEP_PLAN_H
 #define LLMC_MEMORY_STEP_PLAN_H
