@@ -134,6 +134,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                                   (size_t)comm->loss.at.count * sizeof *comm->loss.at.entry;
 
     take_averaging(comm);
+    ln_rule_open(comm, settings->rule);
     take_stats(comm);
     if (settings->error_feedback && (comm->steps.skips || comm->loss.replay))
         ln_unconfirmed_open(comm);
@@ -176,7 +177,8 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
                (uint64_t)settings->acknowledge_later << 2);
     hash = ln_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
                   (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
-    hash = ln_at_fingerprint(&comm->arrivals.names.rounds, hash);
+    hash =
+        ln_at_fingerprint(&comm->arrivals.names.rounds, hash) + ln_rule_fingerprint(settings->rule);
     uint64_t budget;
     memcpy(&budget, &settings->retransmission_budget, sizeof budget);
     hash = ln_mix(hash ^ budget);
@@ -326,6 +328,7 @@ void lossynet_close(struct lossynet_comm *comm) {
     ln_drift_close(comm);
     ln_retransmission_close(comm);
     ln_names_close(comm);
+    ln_rule_close(comm);
     ln_feedback_close(comm);
     ln_arrivals_close(comm);
     ln_aside_close(comm);

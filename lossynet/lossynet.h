@@ -148,6 +148,47 @@ typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *se
                                            const float *weight, int senders, size_t n,
                                            size_t packet);
 
+/* ---- a rule of one's own -------------------------------------------------------------- */
+
+struct
+    lossynet_rule_part { /* what one owner has of a bucket: what a function of a rule is called about */
+    uint64_t step;
+    int workers, owner, bucket;
+    size_t offset, count; /* its elements in the vector, all float32 */
+    size_t packet,
+        packets; /* elements of a packet, the last of which may be shorter; number of packets */
+};
+
+/* Functions in the place of the library's; a NULL one is the library's. They are called one after another,
+ * perhaps on different threads, and must not call the library. What a part's function returns may depend on
+ * the part, its arguments and the rule's own state; a state is not saved with a run.
+ *   send      may change what `worker` sends an owner, values[count], before it is rounded and leaves. It is
+ *             called for the worker's own part, too. Not with error_feedback
+ *   average   average[count] becomes the owner's average. gradients[s][count] is what worker s sent, where
+ *             arrived[s * packets + k] is not 0 for its packet k; elsewhere it must not be read. The owner's
+ *             own arrives always, unless it is late. carried[s * packets + k]: with error_feedback, how many
+ *             earlier gradients this packet held besides
+ *   receive   may change values[count], which `worker` has received of another owner's parameters. age[k]:
+ *             how many broadcasts ago packet k last arrived; 0: just now
+ *   reliable  before each phase of a step: whether nothing is to be lost in it. For the program, which gives
+ *             it to lossynet_reduce and lossynet_broadcast (`lossless`). steps: of the whole run; 0: not known.
+ *             norm: of the averaged gradient, before a PARAMETER phase that of this step, else of the last one,
+ *             the same on all ranks; NaN: there is none. Not with skip_late */
+struct lossynet_rule {
+    size_t size;   /* sizeof(struct lossynet_rule), by which the library knows its version */
+    void *context; /* the first argument of all */
+    void (*send)(void *context, const struct lossynet_rule_part *part, int worker, float *values);
+    void (*average)(void *context, const struct lossynet_rule_part *part,
+                    const float *const *gradients, const uint8_t *arrived, const float *carried,
+                    float *average);
+    void (*receive)(void *context, const struct lossynet_rule_part *part, int worker,
+                    const uint32_t *age, float *values);
+    bool (*reliable)(void *context, lossynet_phase phase, uint64_t step, uint64_t steps,
+                     double norm);
+};
+
+/* ---- settings, continued ---------------------------------------------------------------- */
+
 struct lossynet_memory; /* of a device; lossynet_trainer.h */
 struct lossynet_residuals;
 
@@ -190,6 +231,8 @@ struct lossynet_settings {
      * float32, no `memory`, and `residuals` if there is error feedback. */
     lossynet_wire_dtype vector_dtype;
     lossynet_estimator estimator;
+    /* NULL: none. Copied. It needs float32 vectors in the host's memory, and no groups. */
+    const struct lossynet_rule *rule;
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
     lossynet_weighted_sum weighted_sum;           /* NULL: a plain loop */

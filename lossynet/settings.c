@@ -248,6 +248,7 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
         ln_log("key-file %s: expected encrypt with it", settings->network.key_file);
         return LOSSYNET_INVALID;
     }
+    if (ln_rule_check(settings)) return LOSSYNET_INVALID;
     return check_sizes(settings);
 }
 

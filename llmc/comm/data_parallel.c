@@ -10,10 +10,11 @@
 #include "llmc/memory/memory_check.h"
 #include "llmc/comm/settings.h"
 #include "llmc/comm/attention_choice.h"
+#include "llmc/comm/rule.h"
 #include "llmc/log/error.h"
 
 bool data_parallel_is_lossless(const struct data_parallel *d) {
-    return d->options->algorithm == ALGORITHM_RELIABLE;
+    return d->options->algorithm == ALGORITHM_RELIABLE || d->numbers.lossless;
 }
 
 bool data_parallel_carries(const struct data_parallel *d) {
@@ -22,7 +23,7 @@ bool data_parallel_carries(const struct data_parallel *d) {
 
 bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
     return comm_groups(d->options, d->workers) == 1 ||
-           (data_parallel_is_lossless(d) && !comm_leads(d->options, d->workers) &&
+           (d->options->algorithm == ALGORITHM_RELIABLE && !comm_leads(d->options, d->workers) &&
             d->options->net.wire_dtype == LOSSYNET_FLOAT32);
 }
 
@@ -192,6 +193,7 @@ static int open_pipeline(struct data_parallel *d) {
 
 int data_parallel_open(struct data_parallel *d) {
     d->local = d->workers / d->world.ranks;
+    d->numbers.norm = NAN;
     d->vectors.memory = d->placement.masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
     return open_comm(d) || open_group(d) || allocate_workers(d) || open_pipeline(d) ||
                    group_open_peers(&d->group, &d->worker[0])
@@ -273,9 +275,19 @@ int data_parallel_start(struct data_parallel *d) {
 
 /* ---- a step ----------------------------------------------------------------------------- */
 
+/* Whether the rule of --rule wants nothing lost in this phase. */
+static void ask_rule(struct data_parallel *d, lossynet_phase phase, int step) {
+    const struct lossynet_rule *rule = rule_loaded(d->options);
+    d->numbers.step = step;
+    d->numbers.lossless = rule && rule->reliable &&
+                          rule->reliable(rule->context, phase, (uint64_t)step,
+                                         (uint64_t)d->options->steps, d->numbers.norm);
+}
+
 int data_parallel_begin(struct data_parallel *d, int *step) {
     if (!d->time.unfinished) d->time.finished = log_seconds();
     if (comm_step_begin(d->comm, d->options, step)) return -1;
+    ask_rule(d, LOSSYNET_GRADIENT, *step);
     if (!d->pipeline.early) return 0;
     return lossynet_reduce_begin(d->comm, d->vectors.grads, data_parallel_is_lossless(d)) ? -1 : 0;
 }
@@ -383,7 +395,7 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
         return -1;
     *norm = 0;
     for (int w = 0; w < d->workers; w++) *norm += d->numbers.squares[w];
-    *norm = sqrt(*norm);
+    *norm = d->numbers.norm = sqrt(*norm);
     return 0;
 }
 
@@ -478,6 +490,7 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
 int data_parallel_broadcast(struct data_parallel *d, enum array what) {
     const double start = log_seconds();
     d->time.unfinished = true;
+    ask_rule(d, LOSSYNET_PARAMETER, d->numbers.step);
     pipeline_send(&d->pipeline, what == ARRAY_PARAMS ? ARRAY_COMM_PARAMS : ARRAY_COMM_GRADS, true);
     if (d->pipeline.overlap) pipeline_broadcast(&d->pipeline);
     lossynet_status status =

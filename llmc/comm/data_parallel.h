@@ -60,6 +60,9 @@ struct data_parallel_numbers {       /* small numbers that ranks exchange */
     double *losses;  /* [N], of this step; negative: the worker computed no gradient */
     double *squares; /* [N], sum of squares of each owner's averaged gradient, last known */
     double loss;     /* mean, last known */
+    double norm;     /* of the last step's averaged gradient; NaN: there is none */
+    bool lossless;   /* the rule of --rule wants nothing lost in this phase */
+    int step;        /* that was begun */
 };
 
 struct data_parallel_time {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "llmc/model/config.h"
+#include "llmc/comm/rule.h"
 #include "llmc/log/error.h"
 #include "llmc/memory/worker.h"
 
@@ -108,6 +109,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.acknowledge_later = true; /* nothing changes gradients before their norm is exchanged */
     for (int phase = 0; phase < 2; phase++)
         s.retransmission_rounds[phase] = comm_rounds(o, (lossynet_phase)phase);
+    s.rule = rule_loaded(o);
     s.network.skip_late = s.network.skip_late && deadline_fits(o);
     s.lead = lead_is_measured(o);
     if (o->algorithm == ALGORITHM_RELIABLE) {
@@ -166,6 +168,7 @@ static int check_network(const struct options *o, int workers, int ranks,
 
 int comm_check(const struct options *o, int workers, int ranks) {
     const char *algorithm = algorithm_names[o->algorithm];
+    if (rule_load(o)) return -1;
     if (o->net.link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE)
         return log_error("--algorithm reliable: expected a link that loses nothing, --link mpi");
     if (strcmp(o->net.deadline, "off") != 0 && !deadline_fits(o))
@@ -216,6 +219,9 @@ int comm_check_names(const struct options *o, const struct llama_config *c, int 
 }
 
 int comm_check_device(const struct options *o, bool on_device) {
+    if (on_device && o->rule)
+        return log_error("--rule %s: expected --device cpu: a rule's functions read vectors there",
+                         o->rule);
     if (!on_device || !(o->net.carry > 0) || !strcmp(o->net.deadline, "off")) return 0;
     return log_error("--deadline %s on a GPU: expected no --carry, which waits for every rank's "
                      "acknowledgement there",

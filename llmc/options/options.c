@@ -149,6 +149,11 @@ static const struct lossynet_option table[] = {
     SWITCH("plain", plain, RUN | LOSSYNET_IF_BROADCASTS,
            "the algorithm of the paper and nothing else, for comparisons: --lead off --carry 0 "
            "--repair 0 --wire-dtype float32. Options beside it override it"),
+    STRING("rule", rule, RESUMED | IF_LOSSY, NULL, "FILE.so",
+           "a rule of your own: a shared object with functions that average what arrived, or "
+           "change what "
+           "is sent or received (struct lossynet_rule in lossynet.h; examples in "
+           "scripts/sweeps/others). On the CPU, algorithm lossy"),
     NETWORK("lead"),
     NETWORK("carry"),
     NETWORK("repair"),

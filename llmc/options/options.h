@@ -57,7 +57,7 @@ struct options {
     int algorithm;
     bool plain; /* the parser sets the next options accordingly */
     /* network */
-    const char *group;
+    const char *group, *rule;
     int group_size; /* the number that `group` means here; set by validate.c */
     /* Sizes of the groups in order of ranks, if `group` is host and hosts have different numbers of
      * ranks. NULL: each group has group_size workers, and the last those that are left. Never

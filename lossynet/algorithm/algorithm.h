@@ -8,6 +8,7 @@
  *
  *     gradient.c        GRADIENT phase: estimator weights, weighted sum      }  each phase from its
  *     parameter.c       PARAMETER phase: copies, ages, fresh elements        }  begin to its end
+ *     rule.c            a rule of the program's own in their place
  *     arrivals.c        which packets arrived, and telling their senders
  *     exchange.c        which packets leave for other ranks, and where received packets are stored
  *     retransmit.c      rounds of retransmission
@@ -142,7 +143,19 @@ union ln_senders { /* by vector_dtype */
     const uint16_t **bf16;
 };
 
+struct ln_rule { /* rule.c */
+    struct lossynet_rule functions;
+    int *sent; /* [V]: buckets of the present gradient that `send` has seen */
+    /* for one call of `average`: [N][largest_shard_packets], [N], and a shard */
+    uint8_t *arrived;
+    float *carried;
+    const float **gradients;
+    float *average;
+    float *const *vectors; /* of the present broadcast */
+};
+
 struct ln_averaging {
+    struct ln_rule rule;
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
     lossynet_weighted_sum_bf16 weighted_sum_bf16;
@@ -157,6 +170,23 @@ void ln_weighted_sum_plain(float *out, const float *const *sender, const float *
                            size_t n, size_t packet);
 void ln_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender, const float *weight,
                                 int senders, size_t n, size_t packet);
+
+/* ---- a rule of the program's own (rule.c) ---- */
+
+/* Logs one line if the settings do not fit a rule. */
+lossynet_status ln_rule_check(const struct lossynet_settings *settings);
+/* Failures are only noted in pool.out_of_memory. rule NULL: there is none. */
+void ln_rule_open(struct lossynet_comm *comm, const struct lossynet_rule *rule);
+void ln_rule_close(struct lossynet_comm *comm);
+uint64_t
+ln_rule_fingerprint(const struct lossynet_rule *rule); /* of what must be alike on all ranks */
+/* A new gradient; and its buckets up to `bucket`, of local worker v, are about to leave. */
+void ln_rule_send_begin(struct lossynet_comm *comm);
+void ln_rule_send(struct lossynet_comm *comm, int v, float *vector, int bucket);
+/* Averages what local worker v owns of a bucket. */
+void ln_rule_average(const struct lossynet_comm *comm, float *const *vectors, int v, int bucket);
+/* After the ages of a broadcast are known. */
+void ln_rule_receive(const struct lossynet_comm *comm);
 
 /* ---- rounding (rounding.c) ---- */
 

@@ -239,6 +239,7 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
     status = ln_arrivals_settle(comm);
     if (status) return status;
     if (comm->transport) ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
+    ln_rule_send_begin(comm);
     comm->steps.reducing = true;
     comm->averaging.done = 0;
     return LOSSYNET_OK;
@@ -248,6 +249,7 @@ void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
     if (!comm->transport || !comm->steps.reducing) return;
     const int v = worker - comm->workers.first;
     ln_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
+    ln_rule_send(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
     ln_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
 }
 
@@ -279,6 +281,11 @@ static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, i
     const struct ln_partition *partition = &comm->partition;
     if (comm->resources.memory.average) {
         estimate_there(comm, vectors);
+        return;
+    }
+    if (comm->averaging.rule.functions.average) {
+        for (int b = first; b <= last; b++)
+            for (int v = 0; v < comm->workers.local; v++) ln_rule_average(comm, vectors, v, b);
         return;
     }
 #pragma omp parallel num_threads(comm->resources.threads)
@@ -392,6 +399,8 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     comm->steps.reducing = false;
     ln_late_note(comm);
     ln_feedback_rest(comm, vectors);
+    for (int v = 0; v < comm->workers.local; v++)
+        ln_rule_send(comm, v, vectors[v], comm->partition.buckets - 1);
     if (comm->averaging.done == 0) fill_masks(comm, lossless); /* else reduce_arrived did it */
     ln_round_others(comm, LOSSYNET_GRADIENT, vectors, false);  /* packets within this rank */
     const bool early = averages_early(comm, lossless);

@@ -182,7 +182,9 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     const int rounds = lossless ? 0 : ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
     if (rounds) status = retransmit(comm, vectors);
     if (!status && comm->resources.memory.broadcast) copy_there(comm, vectors);
-    return status || !rounds ? status : lossynet_broadcast_end(comm);
+    comm->averaging.rule.vectors = vectors;
+    const bool waits = rounds > 0 || comm->averaging.rule.functions.receive;
+    return status || !waits ? status : lossynet_broadcast_end(comm);
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {
@@ -210,6 +212,7 @@ lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
         count(comm, v);
     }
     comm->steps.unmeasured = true;
+    ln_rule_receive(comm);
     return ln_arrivals_trace(comm, LOSSYNET_PARAMETER, comm->steps.broadcast_step);
 }
 

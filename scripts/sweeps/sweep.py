@@ -21,7 +21,7 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
     title = Continued training         # what tables and plots call it
     against = wire-dtype=float32       # compared with the run that has this
                                        # and is the same otherwise
-    rule = none hadamard               # program with others/hadamard.patch
+    rule = none hadamard               # with the rule of others/hadamard.c
     name/plain = ours/no the_paper/yes # names of the arms, for tables, plots
     launch = mpirun -np 64             # stands before every command
 
@@ -48,7 +48,7 @@ import sys
 import time
 
 from sweep_report import as_text, report
-from sweep_rules import build_rule, program_of
+from sweep_rules import build_rule, object_of
 from sweep_results import add_result, read_results, result_of, steps_done
 from sweep_settings import Settings, SettingsError
 from python_packages import require  # in scripts, which report.py has added
@@ -162,8 +162,8 @@ class Sweep:
         directory = self.directory(run)
         os.makedirs(directory, exist_ok=True)
         rule = run.value("rule", "none")
-        program = self.program if rule == "none" else program_of(rule)
-        command = self.settings.launch + run.command(program, self.settings.known)
+        command = self.settings.launch + run.command(self.program, self.settings.known)
+        command += [] if rule == "none" else ["--rule", object_of(rule)]
         command += ["--out", directory, "--resume", "auto", "--quiet"]
         if run.start:
             command += ["--model", self.checkpoint(run.start)]

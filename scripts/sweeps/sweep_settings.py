@@ -44,7 +44,7 @@ def read_options(program):
     lines = (line.split("\t") for line in text.splitlines())
     options = {name: Option(group, argument, default, frozenset(marks.split()))
                for name, group, argument, default, marks in lines}
-    options["rule"] = Option("Loss", "NAME", "none", frozenset())  # says which program a run takes
+    options["rule"] = Option("Loss", "NAME", "none", frozenset())  # others/NAME.c, for --rule
     options["name"] = Option("Output", "NAME", "", frozenset({"neutral"}))  # what tables and plots call an arm
     return options
 

@@ -1,0 +1,74 @@
+/* hadamard.c — a rule for --rule: OptiReduce's transform, with which a lost packet becomes noise in all elements
+ * of a block instead of a hole in a few.
+ *
+ * A block lies within the part of one owner: the largest power of 2 that fits, at its beginning and at its end.
+ * Both are turned twice, since turned once, a packet of a block of four would be sums of four elements. Signs are
+ * random, the same for all workers, and new in each step.
+ */
+#include "lossynet.h"
+
+#include <math.h>
+
+static uint64_t mix(uint64_t x) { /* SplitMix64 */
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static void flip_signs(float *x, size_t n, uint64_t key) {
+    for (size_t i = 0; i < n; i++)
+        if (mix(key + i / 64) >> i % 64 & 1) x[i] = -x[i];
+}
+
+/* n: a power of 2. Orthogonal and symmetric, so it is its own inverse. */
+static void hadamard(float *x, size_t n) {
+    for (size_t half = 1; half < n; half *= 2)
+        for (size_t i = 0; i < n; i += 2 * half)
+            for (size_t j = i; j < i + half; j++) {
+                const float a = x[j], b = x[j + half];
+                x[j] = a + b;
+                x[j + half] = a - b;
+            }
+    for (size_t i = 0; i < n; i++) x[i] *= (float)(1 / sqrt((double)n));
+}
+
+static void rotate(const struct lossynet_rule_part *part, float *x, bool back) {
+    const uint64_t key = mix(part->step) ^ mix(part->offset);
+    size_t n = 1;
+    while (2 * n <= part->count) n *= 2;
+    for (uint64_t i = 0; i < 4; i++) {
+        const uint64_t turn = back ? 3 - i : i;
+        float *block = turn % 2 ? x + part->count - n : x;
+        if (!back) flip_signs(block, n, mix(key + turn));
+        hadamard(block, n);
+        if (back) flip_signs(block, n, mix(key + turn));
+    }
+}
+
+static void send(void *context, const struct lossynet_rule_part *part, int worker, float *values) {
+    (void)context, (void)worker;
+    rotate(part, values, false);
+}
+
+/* The mean of what arrived, packet by packet, turned back. */
+static void average(void *context, const struct lossynet_rule_part *part,
+                    const float *const *gradients, const uint8_t *arrived, const float *carried,
+                    float *out) {
+    (void)context, (void)carried;
+    for (size_t k = 0; k < part->packets; k++) {
+        const size_t end =
+            (k + 1) * part->packet < part->count ? (k + 1) * part->packet : part->count;
+        int came = 0;
+        for (int s = 0; s < part->workers; s++) came += arrived[(size_t)s * part->packets + k];
+        for (size_t i = k * part->packet; i < end; i++) out[i] = 0;
+        for (int s = 0; s < part->workers; s++)
+            for (size_t i = k * part->packet; i < end && arrived[(size_t)s * part->packets + k];
+                 i++)
+                out[i] += (float)(1.0 / came) * gradients[s][i];
+    }
+    rotate(part, out, true);
+}
+
+const struct lossynet_rule lossynet_rule = {
+    .size = sizeof lossynet_rule, .send = send, .average = average};
