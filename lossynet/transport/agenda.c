@@ -122,7 +122,7 @@ static uint32_t flags_of(const struct ln_transport *t, int peer) {
     const struct ln_peer *p = &t->peers[peer];
     const bool late = p->lateness.late, away = ln_deadline_is_away(t, peer);
     uint32_t flags = flag(LOSSYNET_IDLES, p->rx[LOSSYNET_GRADIENT].idle) |
-                     flag(LOSSYNET_EXPECTED, ln_progress_expects(t, peer)) |
+                     flag(LOSSYNET_EXPECTED, ln_needs_or_asks(t, peer)) |
                      flag(LOSSYNET_BLOCKED, p->flow.blocked);
     for (int kind = 0; kind < 2; kind++) {
         const struct ln_phase_state *phase = &t->phase[kind];
@@ -140,7 +140,7 @@ static uint32_t flags_of(const struct ln_transport *t, int peer) {
     }
     for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
         const struct ln_message *m = &p->message[which];
-        const bool done = ln_message_is_exchanged(t, peer, which);
+        const bool done = ln_needs_no_exchange(t, peer, which);
         const bool elsewhere = away && (int32_t)(m->in_gather - t->gathers[which].begun) < 0;
         flags |= flag(LOSSYNET_LACKS + which, m->got_before != m->expects) |
                  flag(LOSSYNET_EXCHANGES + which, !done) |

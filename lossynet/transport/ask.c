@@ -24,8 +24,6 @@
 
 #include <math.h>
 
-static const double TIMEOUTS = 4; /* time-outs of a question after which we stop asking */
-
 /* ---- answering ---- */
 
 static void answer(struct ln_transport *t, int peer, const struct wire_header *h,
@@ -65,10 +63,10 @@ void ln_ask_receive(struct ln_transport *t, int peer, const struct wire_header *
 }
 
 void ln_transport_acknowledges(struct ln_transport *t, bool whole) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     for (int r = 0; r < t->world.ranks; r++)
         t->peers[r].question.holds = whole ? t->phase[LOSSYNET_GRADIENT].closed : 0;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }
 
 /* ---- asking ---- */
@@ -79,11 +77,6 @@ void ln_ask_sending(struct ln_transport *t) {
         struct ln_peer *p = &t->peers[r];
         p->question.sent = first ? 0 : p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
     }
-}
-
-/* Returns how many of our DATA have left for a peer in this step. */
-static uint32_t sent(const struct ln_peer *p) {
-    return p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
 }
 
 double ln_ask_push(struct ln_transport *t, int peer, double now) {
@@ -108,46 +101,4 @@ void ln_ask_told(struct ln_transport *t, int peer, const struct wire_header *h,
     q->got += h->length;
     q->repeat = ln_timer_at_once();
     q->open = h->length > 0 && q->got < q->bytes;
-}
-
-static bool is_answered(struct ln_transport *t, int unused) {
-    bool open = false;
-    (void)unused;
-    for (int r = 0; r < t->world.ranks; r++) open |= t->peers[r].question.open;
-    return !open || ln_now() > t->deadline.present.asks_until;
-}
-
-lossynet_status ln_transport_ask(struct ln_transport *t, uint8_t *in, const size_t *offset,
-                                 uint8_t *came) {
-    lossynet_status status = LOSSYNET_OK;
-    double longest = 0;
-    ln_progress_enter(t);
-    const uint32_t begun = t->phase[LOSSYNET_GRADIENT].begun;
-    for (int r = 0; r < t->world.ranks; r++) {
-        struct ln_peer *p = &t->peers[r];
-        const uint32_t ahead =
-            ln_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]) - ln_deadline_steps(t, begun);
-        const bool knows = sent(p) > 0 && ahead <= 1; /* in the same step, or the next one */
-        p->question.got = 0;
-        p->question.bytes = came[r] ? 0 : offset[r + 1] - offset[r];
-        p->question.open = knows && p->question.bytes > 0;
-        p->question.to = in + offset[r];
-        p->question.repeat = ln_timer_at_once();
-        if (p->question.open) longest = fmax(longest, ln_timer_timeout(p));
-    }
-    if (longest > 0) {
-        t->deadline.present.asks_until = ln_now() + TIMEOUTS * longest;
-        ln_agenda_all(t);
-        status = ln_progress_until(t, is_answered, 0);
-    }
-    for (int r = 0; r < t->world.ranks; r++) {
-        struct ln_question *q = &t->peers[r].question;
-        q->open = false;
-        if (q->bytes > 0 && q->got == q->bytes)
-            came[r] = 1;
-        else if (!came[r] && sent(&t->peers[r]) == 0)
-            came[r] = LOSSYNET_NOTHING_SENT;
-    }
-    ln_progress_leave(t);
-    return status;
 }

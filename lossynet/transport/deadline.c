@@ -306,7 +306,7 @@ void ln_deadline_check(struct ln_transport *t, int kind) {
 
 /* Returns by how many GRADIENT phases at least half of the ranks are ahead of this rank. */
 static uint32_t phases_ahead(struct ln_transport *t) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     uint32_t position = t->phase[LOSSYNET_GRADIENT].opened;
     const uint32_t own = position;
     /* Find the largest count that at least half of the ranks have reached. */
@@ -319,7 +319,7 @@ static uint32_t phases_ahead(struct ln_transport *t) {
                      (int32_t)(t->peers[i].control.open[LOSSYNET_GRADIENT] - count) >= 0;
         if (2 * there >= t->world.ranks) position = count;
     }
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return position - own;
 }
 
@@ -328,36 +328,36 @@ uint32_t ln_transport_position(struct ln_transport *t) {
 }
 
 void ln_transport_lateness(struct ln_transport *t, uint64_t *late) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     for (int r = 0; r < t->world.ranks; r++) late[r] = t->peers[r].lateness.steps;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }
 
 bool ln_transport_sends_again(struct ln_transport *t, lossynet_phase phase, int rank) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     const struct ln_rx *rx = &t->peers[rank].rx[phase];
     const bool went_on = rx->given_up == t->phase[phase].closed;
     const bool nothing = phase == LOSSYNET_GRADIENT && rx->idle && !t->deadline.late_comes;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return !went_on && !nothing;
 }
 
 void ln_transport_stays(struct ln_transport *t, bool idle) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     t->deadline.present.idle = idle;
     t->deadline.present.opened = t->phase[LOSSYNET_GRADIENT].opened;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }
 
 void ln_transport_idle(struct ln_transport *t, bool *idle) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     for (int r = 0; r < t->world.ranks; r++) idle[r] = idles(t, r);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }
 
 bool ln_transport_is_behind(struct ln_transport *t) {
     double first = HUGE_VAL;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     for (int r = 0; r < t->world.ranks; r++) {
         const struct ln_waiting *l = &t->peers[r].lateness;
         const uint32_t begun = ln_deadline_steps(t, t->phase[LOSSYNET_GRADIENT].opened);
@@ -365,21 +365,21 @@ bool ln_transport_is_behind(struct ln_transport *t) {
             first = fmin(first, l->begun_at);
     }
     const bool behind = ln_now() - first > ln_deadline_wait(t);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return behind;
 }
 
 bool ln_transport_is_late(struct ln_transport *t) {
     bool refused = false;
     if (phases_ahead(t) == 0) return false;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     for (int r = 0; r < t->world.ranks; r++) refused |= t->peers[r].tx[LOSSYNET_GRADIENT].refused;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return refused;
 }
 
 void ln_transport_jump(struct ln_transport *t, uint32_t steps) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     struct ln_phase_state *gradient = &t->phase[LOSSYNET_GRADIENT];
     struct ln_phase_state *parameter = &t->phase[LOSSYNET_PARAMETER];
     gradient->begun += steps * t->deadline.phases[LOSSYNET_GRADIENT];
@@ -395,5 +395,5 @@ void ln_transport_jump(struct ln_transport *t, uint32_t steps) {
             t->peers[r].tx[kind].done_waits = false;
         }
     ln_agenda_all(t);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }

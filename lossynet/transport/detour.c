@@ -130,7 +130,7 @@ static double try_direct(struct ln_transport *t, int peer, double now, double pa
 double ln_detour_push(struct ln_transport *t, int peer, double now) {
     struct ln_peer *p = &t->peers[peer];
     struct ln_detour *d = &p->detour;
-    const bool waits = ln_progress_expects(t, peer) || p->live.repeated;
+    const bool waits = ln_needs_or_asks(t, peer) || p->live.repeated;
     const double patience = fmin(PAUSE_MOST, PAUSE * pow(PAUSE_GROWS, d->asked[0] + d->asked[1]));
     const double pause = fmax(patience, ln_timer_timeout(p) / 4) * ln_timer_slowness(t);
     if (t->link->features.reliable || t->failed || t->threads.closing) return HUGE_VAL;

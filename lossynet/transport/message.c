@@ -36,21 +36,6 @@ static uint32_t fragments(const struct ln_transport *t, size_t bytes) {
     return bytes ? (uint32_t)((bytes + one - 1) / one) : 1;
 }
 
-static bool all_acknowledged(const struct ln_transport *t, const struct ln_peer *p, int which) {
-    return p->message[which].acked_before == p->message[which].fragments ||
-           (int32_t)(p->control.complete[which] - t->gathers[which].begun) >= 0 ||
-           (t->gathers[which].keeps && p->live.left);
-}
-
-/* Returns whether a peer has ended this gather, maybe without us. That is so if it has opened a
- * phase that we have not opened, because there is a phase between any two rounds of this kind. */
-static bool has_passed(const struct ln_transport *t, const struct ln_peer *p, int which) {
-    bool passed = false;
-    for (int kind = 0; kind < 2; kind++)
-        passed |= (int32_t)(p->control.open[kind] - t->phase[kind].opened) > 0;
-    return t->deadline.on && which == LOSSYNET_PULSE && passed;
-}
-
 /* Returns the time in microseconds, but never 0. */
 static uint32_t stamp_of(double now) {
     return (uint32_t)(uint64_t)(now * 1e6) | 1;
@@ -63,7 +48,7 @@ static uint32_t stamp_of(double now) {
 static double push(struct ln_transport *t, int peer, int which, double now) {
     struct ln_peer *p = &t->peers[peer];
     struct ln_message *m = &p->message[which];
-    if (!t->gathers[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) {
+    if (!t->gathers[which].open || ln_needs_no_part(t, p, which) || ln_needs_is_past(t, p, which)) {
         ln_path_message(t, peer, which, 0, now);
         return HUGE_VAL;
     }
@@ -185,19 +170,6 @@ void ln_message_acknowledge(struct ln_transport *t, int peer, const struct wire_
 
 /* ---- rounds ---- */
 
-bool ln_message_is_exchanged(const struct ln_transport *t, int peer, int which) {
-    const struct ln_peer *p = &t->peers[peer];
-    const struct ln_message *m = &p->message[which];
-    if (has_passed(t, p, which)) return true;
-    return m->got_before == m->expects && all_acknowledged(t, p, which);
-}
-
-bool ln_message_awaits(const struct ln_transport *t, int peer) {
-    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
-        if (t->gathers[which].open && !ln_message_is_exchanged(t, peer, which)) return true;
-    return false;
-}
-
 double ln_message_owed(const struct ln_transport *t, int peer) {
     const struct ln_peer *p = &t->peers[peer];
     double owed = 0;
@@ -208,7 +180,7 @@ double ln_message_owed(const struct ln_transport *t, int peer) {
             (int32_t)(m->in_gather - gather->begun) >= 0 ||
             (which == LOSSYNET_GATHER && (int32_t)(p->control.gathers - gather->begun) >= 0) ||
             (int32_t)(p->control.complete[which] - gather->begun) >= 0;
-        if (gather->open && begun && m->got_before < m->expects && !has_passed(t, p, which))
+        if (gather->open && begun && m->got_before < m->expects && !ln_needs_is_past(t, p, which))
             owed = fmax(owed, t->receiver.empty - m->moved);
     }
     return owed;
@@ -230,7 +202,7 @@ bool ln_message_exchanged(struct ln_transport *t, int which) {
     if (count[LOSSYNET_EXCHANGES_IN_TIME] + late == 0) return true;
     if (!ln_deadline_is_over(t, gather->half)) return false;
     for (int r = 0; r < ranks; r++)
-        if (r != t->world.rank && !ln_message_is_exchanged(t, r, which)) ln_deadline_late(t, r);
+        if (r != t->world.rank && !ln_needs_no_exchange(t, r, which)) ln_deadline_late(t, r);
     return true;
 }
 

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+static const double TIMEOUTS = 4; /* time-outs of a question after which we stop asking */
+
 /* ---- begin ---- */
 
 /* Counts the packets that this rank expects in each bucket from each sender. */
@@ -23,7 +25,7 @@ static void expect(struct ln_transport *t, lossynet_phase phase) {
 }
 
 void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     expect(t, phase);
     double now = ln_now();
     for (int r = 0; r < t->world.ranks; r++) {
@@ -47,11 +49,11 @@ void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase) {
     t->phase[phase].half = 0;
     ln_progress_push(t, now);
     ln_agenda_all(t);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }
 
 void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     t->phase[phase].begun++;
     if (phase == LOSSYNET_GRADIENT) ln_ask_sending(t);
     for (int r = 0; r < t->world.ranks; r++) {
@@ -62,7 +64,7 @@ void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
     }
     __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
     ln_agenda_all(t);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }
 
 void ln_transport_wake(struct ln_transport *t) {
@@ -98,14 +100,14 @@ static bool phase_is_over(struct ln_transport *t, int phase) {
 
 lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase) {
     struct ln_phase_state *state = &t->phase[phase];
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     lossynet_status status = await(t, phase, phase_is_over, phase);
     settle(t);
     if (phase == LOSSYNET_GRADIENT && ln_deadline_is_first(t)) ln_deadline_learn(t);
     state->closed = state->opened;
     state->closed_at = ln_now();
     t->receiver.grace = fmax(GRACE_MIN, 0.98 * t->receiver.grace);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return status;
 }
 
@@ -114,13 +116,13 @@ lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase 
     lossynet_status status = LOSSYNET_OK;
     pthread_mutex_lock(&t->threads.caller);
     if (!ln_transport_bucket_is_over(t, phase, bucket)) {
-        ln_progress_enter(t);
+        ln_threads_enter(t);
         status =
             await(t, phase,
                   phase == LOSSYNET_GRADIENT ? ln_recv_gradient_is_over : ln_recv_parameter_is_over,
                   bucket);
         __atomic_store_n(&t->phase[phase].buckets.over[bucket], 1, __ATOMIC_RELEASE);
-        ln_progress_leave(t);
+        ln_threads_leave(t);
     }
     pthread_mutex_unlock(&t->threads.caller);
     return status;
@@ -129,12 +131,12 @@ lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase 
 bool ln_transport_close_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
     uint8_t *over = &t->phase[phase].buckets.over[bucket];
     pthread_mutex_lock(&t->threads.caller);
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     const bool is_over =
         !t->failed && (phase == LOSSYNET_GRADIENT ? ln_recv_gradient_is_over(t, bucket)
                                                   : ln_recv_parameter_is_over(t, bucket));
     if (is_over) __atomic_store_n(over, 1, __ATOMIC_RELEASE);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     pthread_mutex_unlock(&t->threads.caller);
     return is_over;
 }
@@ -144,10 +146,10 @@ bool ln_transport_bucket_is_over(const struct ln_transport *t, lossynet_phase ph
 }
 
 lossynet_status ln_transport_drain(struct ln_transport *t, lossynet_phase phase) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     lossynet_status status = ln_progress_until(t, ln_send_all_left, phase);
     settle(t);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return status;
 }
 
@@ -167,7 +169,7 @@ bool ln_transport_turn(struct ln_transport *t) {
 static lossynet_status exchange(struct ln_transport *t, int which, const uint8_t *out,
                                 const size_t *out_offset, bool same, uint8_t *in,
                                 const size_t *in_offset, uint8_t *came) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     lossynet_status status = ln_progress_until(t, ln_message_settled, which);
     ln_message_begin(t, which, out, out_offset, same, in, in_offset);
     if (!status) status = ln_progress_until(t, ln_message_exchanged, which);
@@ -178,7 +180,7 @@ static lossynet_status exchange(struct ln_transport *t, int which, const uint8_t
         const struct ln_message *m = &t->peers[r].message[which];
         came[r] = r == t->world.rank || m->got_before == m->expects;
     }
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return status;
 }
 
@@ -205,9 +207,58 @@ lossynet_status ln_transport_swap_pulse(struct ln_transport *t, const void *out,
 bool ln_transport_is_called(struct ln_transport *t) {
     const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
     bool called = false;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     for (int r = 0; r < t->world.ranks; r++)
         called |= (int32_t)(t->peers[r].control.gathers - begun) > 0;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return called;
+}
+
+/* ---- questions to late ranks (ask.c) ---- */
+
+/* Returns how many of our DATA have left for a peer in this step. */
+static uint32_t sent(const struct ln_peer *p) {
+    return p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
+}
+
+static bool is_answered(struct ln_transport *t, int unused) {
+    bool open = false;
+    (void)unused;
+    for (int r = 0; r < t->world.ranks; r++) open |= t->peers[r].question.open;
+    return !open || ln_now() > t->deadline.present.asks_until;
+}
+
+lossynet_status ln_transport_ask(struct ln_transport *t, uint8_t *in, const size_t *offset,
+                                 uint8_t *came) {
+    lossynet_status status = LOSSYNET_OK;
+    double longest = 0;
+    ln_threads_enter(t);
+    const uint32_t begun = t->phase[LOSSYNET_GRADIENT].begun;
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct ln_peer *p = &t->peers[r];
+        const uint32_t ahead =
+            ln_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]) - ln_deadline_steps(t, begun);
+        const bool knows = sent(p) > 0 && ahead <= 1; /* in the same step, or the next one */
+        p->question.got = 0;
+        p->question.bytes = came[r] ? 0 : offset[r + 1] - offset[r];
+        p->question.open = knows && p->question.bytes > 0;
+        p->question.to = in + offset[r];
+        p->question.repeat = ln_timer_at_once();
+        if (p->question.open) longest = fmax(longest, ln_timer_timeout(p));
+    }
+    if (longest > 0) {
+        t->deadline.present.asks_until = ln_now() + TIMEOUTS * longest;
+        ln_agenda_all(t);
+        status = ln_progress_until(t, is_answered, 0);
+    }
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct ln_question *q = &t->peers[r].question;
+        q->open = false;
+        if (q->bytes > 0 && q->got == q->bytes)
+            came[r] = 1;
+        else if (!came[r] && sent(&t->peers[r]) == 0)
+            came[r] = LOSSYNET_NOTHING_SENT;
+    }
+    ln_threads_leave(t);
+    return status;
 }

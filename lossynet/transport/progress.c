@@ -84,19 +84,6 @@ void ln_progress_push(struct ln_transport *t, double now) {
     }
 }
 
-static bool needs(const struct ln_transport *t, int peer) {
-    const struct ln_peer *p = &t->peers[peer];
-    return p->flow.blocked || p->lateness.late || ln_recv_awaits(t, peer) ||
-           ln_message_awaits(t, peer);
-}
-
-/* While one peer is suspected, we ask all peers for a sign of life: if this rank gives up, it must
- * know which ranks it cannot reach. We also go on to measure the peer's silence then, even if a
- * phase has ended without it. */
-bool ln_progress_expects(const struct ln_transport *t, int peer) {
-    return t->receiver.suspects > 0 || needs(t, peer);
-}
-
 static void suspect(struct ln_transport *t, struct ln_liveness *live, bool silent) {
     if (silent == live->suspected) return;
     live->suspected = silent;
@@ -151,7 +138,7 @@ static void find_elsewhere(struct ln_transport *t, int peer, bool needed, double
 static double ask(struct ln_transport *t, int peer, double now) {
     struct ln_peer *p = &t->peers[peer];
     struct ln_liveness *live = &p->live;
-    const bool needed = needs(t, peer), blocked = p->flow.blocked;
+    const bool needed = ln_needs(t, peer), blocked = p->flow.blocked;
     const double silence = ln_timer_unanswered(t, peer);
     const bool gone = live->leaving > 0 || live->aborted > 0;
     suspect(t, live,
@@ -175,11 +162,11 @@ static double ask(struct ln_transport *t, int peer, double now) {
 static double watch(struct ln_transport *t, int peer, double now) {
     struct ln_peer *p = &t->peers[peer];
     struct ln_liveness *live = &p->live;
-    const bool needed = needs(t, peer), first = needed && live->expected == 0;
+    const bool needed = ln_needs(t, peer), first = needed && live->expected == 0;
     if (!needed) live->expected = 0;
     if (first) live->expected = now;
-    find_elsewhere(t, peer, ln_recv_awaits(t, peer) || ln_message_awaits(t, peer), now);
-    if (!ln_progress_expects(t, peer)) {
+    find_elsewhere(t, peer, ln_needs_phase(t, peer) || ln_needs_gather(t, peer), now);
+    if (!ln_needs_or_asks(t, peer)) {
         live->asked = 0;
         return HUGE_VAL;
     }
@@ -195,6 +182,7 @@ static void look(struct ln_transport *t, double now) {
     for (int peer; (peer = ln_agenda_next(t, now)) >= 0;) {
         double due = ln_recv_check(t, peer);
         due = fmin(due, ln_message_push(t, peer, now));
+        due = fmin(due, ln_ask_push(t, peer, now));
         due = fmin(due, ln_control_push(t, peer, now));
         due = fmin(due, watch(t, peer, now));
         due = fmin(due, ln_path_push(t, peer, now));
@@ -222,25 +210,6 @@ double ln_progress_turn(struct ln_transport *t) {
 }
 
 /* ---- threads ---- */
-
-void ln_progress_enter(struct ln_transport *t) {
-    struct ln_threads *threads = &t->threads;
-    if (threads->threaded) {
-        __atomic_add_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
-        t->link->wake(t->link);
-        pthread_mutex_lock(&threads->lock);
-    }
-    threads->log_before = ln_log_use(&threads->log);
-}
-
-void ln_progress_leave(struct ln_transport *t) {
-    struct ln_threads *threads = &t->threads;
-    ln_log_use(threads->log_before);
-    if (!threads->threaded) return;
-    __atomic_sub_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
-    pthread_cond_signal(&threads->handed_back);
-    pthread_mutex_unlock(&threads->lock);
-}
 
 lossynet_status ln_progress_until(struct ln_transport *t, bool (*over)(struct ln_transport *, int),
                                   int argument) {
@@ -329,13 +298,13 @@ static void say_leave(struct ln_transport *t) {
 
 void ln_progress_stop(struct ln_transport *t) {
     if (!t->threads.threaded) return;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     const lossynet_status failed = t->failed;
     ln_progress_until(t, ln_message_settled, LOSSYNET_GATHER);
     t->failed = failed; /* a peer that fails from now on does not matter */
     say_leave(t);
     t->threads.stop = true;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     t->link->wake(t->link);
     pthread_join(t->threads.thread, NULL);
     t->threads.threaded = false;

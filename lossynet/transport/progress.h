@@ -11,7 +11,7 @@
  *                 send.c   recv.c   message.c
  *                    |        |       |
  *                 control.c, pacing.c, window.c, timer.c, deadline.c, ask.c, path.c, detour.c,
- *                 agenda.c
+ *                 agenda.c, needs.c
  *                    |
  *                 session.c: seals, verifies  -->  link->send, link->receive
  *
@@ -257,6 +257,29 @@ struct ln_transport {
     lossynet_status failed;
 };
 
+/* ---- threads.c: one thread at a time ---- */
+
+/* Takes the lock from the transport's thread, and gives it back. */
+void ln_threads_enter(struct ln_transport *t);
+void ln_threads_leave(struct ln_transport *t);
+
+/* ---- needs.c: what we still need of a peer ---- */
+
+/* Returns whether the caller waits for a phase that is not over for this peer. */
+bool ln_needs_phase(const struct ln_transport *t, int peer);
+/* Returns whether an open gather, of any kind, waits for this peer. */
+bool ln_needs_gather(const struct ln_transport *t, int peer);
+/* Returns whether a gather needs nothing more of a peer: we have its part and it has ours, or it has
+ * gone on without us. */
+bool ln_needs_no_exchange(const struct ln_transport *t, int peer, int which);
+/* Returns whether the peer has our part of a gather, or is gone. */
+bool ln_needs_no_part(const struct ln_transport *t, const struct ln_peer *peer, int which);
+/* Returns whether the peer has ended this gather, maybe without us. */
+bool ln_needs_is_past(const struct ln_transport *t, const struct ln_peer *peer, int which);
+/* Returns whether we need something of a peer; _or_asks: or ask it for a sign of life. */
+bool ln_needs(const struct ln_transport *t, int peer);
+bool ln_needs_or_asks(const struct ln_transport *t, int peer);
+
 /* ---- session.c: sealing and verifying every datagram ---- */
 
 /* Seals and sends up to LOSSYNET_BATCH datagrams, whose headers lack only the checksum. */
@@ -383,10 +406,6 @@ void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t numbe
 double ln_control_tell(const struct ln_peer *peer, double now);
 /* Sends a peer the control datagrams that are due. Returns when the next will be due. */
 double ln_control_push(struct ln_transport *t, int peer, double now);
-/* Handles a datagram other than DATA, MESSAGE and TELL. Returns false if it is malformed. recv.c
- * handles the rest of DONE, message.c the ACK of a message, and ask.c the rest of ASK. */
-bool ln_control_receive(struct ln_transport *t, int peer, const struct wire_header *h,
-                        const uint8_t *payload);
 /* Returns whether something is being repeated until it is answered. */
 bool ln_control_busy(const struct ln_transport *t);
 
@@ -474,11 +493,6 @@ void ln_message_receive(struct ln_transport *t, int peer, const struct wire_head
                         const uint8_t *payload);
 void ln_message_acknowledge(struct ln_transport *t, int peer, const struct wire_header *h,
                             const uint8_t *payload);
-/* Returns whether an open gather, of any kind, waits for this peer. */
-bool ln_message_awaits(const struct ln_transport *t, int peer);
-/* Returns whether a gather needs nothing more of a peer: we have its part and it has ours, or it has
- * gone on without us. */
-bool ln_message_is_exchanged(const struct ln_transport *t, int peer, int which);
 /* Returns how many seconds ago a peer that has begun an open gather last sent a fragment, if we lack
  * some; else 0. A peer repeats fragments until we acknowledge them, unless it wrongly believes that
  * we did. */
@@ -531,8 +545,6 @@ void ln_recv_done(struct ln_transport *t, int peer, const struct wire_header *h)
 /* Ends a peer's phases to us that are over, and gives up on a silent peer. Returns when to look
  * again. */
 double ln_recv_check(struct ln_transport *t, int peer);
-/* Returns whether the caller waits for a phase that is not over for this peer. */
-bool ln_recv_awaits(const struct ln_transport *t, int peer);
 /* For ln_progress_until: return whether no more packets of a phase, or a bucket, will
  * come. */
 bool ln_recv_phase_is_over(struct ln_transport *t, int phase);
@@ -548,13 +560,8 @@ void ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t byt
 
 /* Runs one turn. Returns seconds until something is due, or 0 if there may be more to do now. */
 double ln_progress_turn(struct ln_transport *t);
-/* Returns whether we need something of a peer, or ask it for a sign of life. */
-bool ln_progress_expects(const struct ln_transport *t, int peer);
 /* Sends all peers the datagrams that are due, except DATA. */
 void ln_progress_push(struct ln_transport *t, double now);
-/* Takes the lock from the transport's thread, and gives it back. */
-void ln_progress_enter(struct ln_transport *t);
-void ln_progress_leave(struct ln_transport *t);
 /* Runs turns, with the lock held, until over(t, argument) is true or the transport has failed. */
 lossynet_status ln_progress_until(struct ln_transport *t,
                                   bool (*over)(struct ln_transport *t, int argument), int argument);

@@ -224,12 +224,6 @@ double ln_recv_check(struct ln_transport *t, int peer) {
     return due;
 }
 
-bool ln_recv_awaits(const struct ln_transport *t, int peer) {
-    for (int kind = 0; kind < 2; kind++)
-        if (t->phase[kind].awaited && t->peers[peer].rx[kind].state != RX_OVER) return true;
-    return false;
-}
-
 bool ln_recv_phase_is_over(struct ln_transport *t, int phase) {
     return t->agenda.count[LOSSYNET_RECEIVES + phase] == 0;
 }

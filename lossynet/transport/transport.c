@@ -193,16 +193,16 @@ struct ln_transport_facts ln_transport_facts(const struct ln_transport *t) {
 
 bool ln_transport_has_failed(struct ln_transport *t, bool *missing) {
     if (t->link->features.reliable) return false;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     for (int r = 0; r < t->world.ranks; r++) missing[r] = t->peers[r].live.missed;
     const bool failed = t->failed != LOSSYNET_OK;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     if (failed) ln_progress_stop(t); /* nothing writes into the vectors any more */
     return failed;
 }
 
 void ln_transport_counters(struct ln_transport *t, uint64_t *events) {
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     const struct ln_rejected *r = &t->receiver.rejected;
     events[LOSSYNET_LATE] = r->late;
     events[LOSSYNET_DUPLICATE] = r->duplicate;
@@ -212,7 +212,7 @@ void ln_transport_counters(struct ln_transport *t, uint64_t *events) {
     events[LOSSYNET_STRAGGLER] = t->receiver.stragglers;
     events[LOSSYNET_RELAYED] = t->receiver.relayed;
     events[LOSSYNET_PACE] = (uint64_t)(t->pacing.rate * 8e-3);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
 }
 
 void ln_transport_set_step(struct ln_transport *t, uint64_t step) {
@@ -221,8 +221,8 @@ void ln_transport_set_step(struct ln_transport *t, uint64_t step) {
 
 bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes) {
     if (!t->link->register_memory || t->session.secure) return false;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     bool done = t->link->register_memory(t->link, memory, bytes);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     return done;
 }

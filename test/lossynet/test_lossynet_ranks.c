@@ -370,9 +370,9 @@ static void give_up(struct rank *rank, struct lossynet_comm *comm) {
     float **x = take_vectors(SCENARIO_WORKERS / post.ranks, elements);
     rank->status = lossynet_step_begin(comm, 0);
     if (rank->rank == 1) {
-        ln_progress_enter(comm->transport);
+        ln_threads_enter(comm->transport);
         ln_session_fail(comm->transport, 0, "is not liked by this test");
-        ln_progress_leave(comm->transport);
+        ln_threads_leave(comm->transport);
     }
     rank->status = lossynet_reduce(comm, x, false);
     free_vectors(x);

@@ -28,10 +28,10 @@ static void feed_bytes(struct lossynet_comm *comm, const uint8_t *bytes, size_t 
         wire_put(copy + WIRE_CHECKSUM_AT, 0, 4);
         wire_put(copy + WIRE_CHECKSUM_AT, ln_crc32c(0, copy, count), 4);
     }
-    ln_progress_enter(comm->transport);
+    ln_threads_enter(comm->transport);
     comm->transport->receiver.now = ln_now();
     ln_dispatch(comm->transport, known_as, copy, count);
-    ln_progress_leave(comm->transport);
+    ln_threads_leave(comm->transport);
     free(copy);
 }
 
@@ -472,14 +472,14 @@ static void test_nonces(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
     struct ln_transport *t = comm->transport;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     t->receiver.nonces = UINT32_MAX - 2;
     for (int i = 0; i < 8; i++) {
         const uint32_t before = t->receiver.nonces, nonce = ln_path_nonce(t, i % 3 == 0);
         assert_int_equal(nonce % 2, i % 3 != 0);
         assert_true(nonce != 0 && nonce - before <= 3);
     }
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     lossynet_close(comm);
 }
 
@@ -490,7 +490,7 @@ static void test_owed_message(void **state) {
     struct ln_transport *t = comm->transport;
     uint64_t mine[2] = {0}, all[4] = {0};
     const size_t offset[3] = {0, sizeof mine, sizeof all};
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     ln_message_begin(t, LOSSYNET_GATHER, (uint8_t *)mine, offset, true, (uint8_t *)all, offset);
     t->receiver.empty = ln_now() + 100;
     assert_true(ln_message_owed(t, 1) == 0);                         /* it has not begun */
@@ -499,13 +499,13 @@ static void test_owed_message(void **state) {
     t->peers[1].control.gathers--;
     t->receiver.now = ln_now();
     uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->gathers[LOSSYNET_GATHER].begun};
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     feed_state(comm, WIRE_STATE, 0, told);
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     t->receiver.empty = t->peers[1].message[LOSSYNET_GATHER].moved + 100;
     assert_close(ln_message_owed(t, 1), 100, 1e-6);
     t->gathers[LOSSYNET_GATHER].open = false;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     lossynet_close(comm);
 }
 
@@ -517,20 +517,20 @@ static void test_a_repeated_fragment(void **state) {
     const size_t one = t->session.fragment_bytes;
     uint8_t *all = calloc(2, one + 64);
     const size_t offset[3] = {0, one + 64, 2 * (one + 64)};
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     ln_message_begin(t, LOSSYNET_GATHER, all, offset, true, all, offset);
     struct wire_header h = data_header(comm, WIRE_MESSAGES, t->gathers[LOSSYNET_GATHER].begun - 1);
     const double *moved = &t->peers[1].message[LOSSYNET_GATHER].moved;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
     h.packet = 1; /* the small one; the large one does not come */
     feed(comm, h, 64);
     const double first = *moved;
     for (int i = 0; i < 3; i++) feed(comm, h, 64);
     assert_true(*moved == first && t->receiver.now > first);
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     t->gathers[LOSSYNET_GATHER].open = false;
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     lossynet_close(comm);
     free(all);
 }
@@ -575,12 +575,12 @@ static void test_forged_abort(void **state) {
             h.type = (uint8_t)type;
             wire_encode(datagram, &h);
             feed_bytes(comm, datagram, sizeof datagram, true, peer);
-            ln_progress_enter(t);
+            ln_threads_enter(t);
             if (type == WIRE_ABORT) assert_true(t->peers[peer].live.aborted > 0);
             assert_int_equal(t->failed, peer < 3 ? LOSSYNET_OK : LOSSYNET_LINK);
             if (type == WIRE_ABORT) t->peers[peer].live.aborted -= 1; /* a while ago */
             if (type == WIRE_STATE) assert_true(t->peers[peer].live.aborted == 0);
-            ln_progress_leave(t);
+            ln_threads_leave(t);
         }
         if (peer == 2) capture_begin();
     }

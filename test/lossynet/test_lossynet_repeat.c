@@ -46,18 +46,18 @@ static int count(int others, int silent) {
     assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
     assert_int_equal(lossynet_reduce_begin(comm, vectors, false), LOSSYNET_OK);
     lossynet_bucket_ready(comm, 0, 0);
-    ln_progress_enter(comm->transport);
+    ln_threads_enter(comm->transport);
     comm->transport->phase[LOSSYNET_GRADIENT].awaited = true; /* as in lossynet_reduce */
     ln_agenda_all(comm->transport);
     int before = atomic_load(&sent_control);
-    ln_progress_leave(comm->transport);
+    ln_threads_leave(comm->transport);
     const double start = ln_now();
     nanosleep(&(struct timespec){.tv_nsec = (long)(SECONDS * 1e9)}, NULL);
     int sent = atomic_load(&sent_control) - before;
     sent = (int)(sent * SECONDS / (ln_now() - start));
-    ln_progress_enter(comm->transport);
+    ln_threads_enter(comm->transport);
     comm->transport->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
-    ln_progress_leave(comm->transport);
+    ln_threads_leave(comm->transport);
     lossynet_close(comm);
     free_vectors(vectors);
     print_message("%d others, %d silent: %d datagrams in %g s\n", others, silent, sent, SECONDS);
@@ -114,7 +114,7 @@ static void test_a_turn_looks_at_few(void **state) {
     assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
     struct ln_transport *t = comm->transport;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     ln_progress_turn(t);
     for (int r = 1; r < RANKS; r++) assert_true(t->agenda.due[r] > ln_now());
     atomic_store(&sent_control, 0);
@@ -128,7 +128,7 @@ static void test_a_turn_looks_at_few(void **state) {
     ln_progress_turn(t);
     assert_int_equal(atomic_load(&sent_control), RANKS - 1);
     t->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     lossynet_close(comm);
 }
 

@@ -95,10 +95,10 @@ static void *rank_main(void *argument) {
     rank->work(rank, comm);
     rank->seconds = ln_now() - start;
     struct ln_transport *t = comm->transport;
-    ln_progress_enter(t);
+    ln_threads_enter(t);
     rank->rejected = t->receiver.rejected;
     if (t->link->overruns) rank->overruns = t->link->overruns(t->link);
-    ln_progress_leave(t);
+    ln_threads_leave(t);
     lossynet_close(comm);
     return NULL;
 }

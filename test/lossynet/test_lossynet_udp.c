@@ -261,7 +261,7 @@ static void test_not_finite(void **state) {
 
 static void send_to_itself(struct udp_address *a) {
     struct udp_socket s;
-    assert_int_equal(udp_socket_open(&s, a), LOSSYNET_OK);
+    assert_int_equal(udp_socket_open(&s, a, (const int[2]){0, 0}), LOSSYNET_OK);
     static const uint8_t payload[64];
     struct ln_datagram d[LOSSYNET_BATCH];
     for (int i = 0; i < LOSSYNET_BATCH; i++) /* sizes that segmentation can and cannot join */
