@@ -427,7 +427,12 @@ static struct evaluate_model evaluated(struct trainer *t) {
 
 static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out) {
     const struct evaluate_model m = evaluated(t);
-    return evaluate_perplexity(&m, t->val, steps_done, out);
+    struct attention_choice *attention = t->be->attention_choice;
+    const int library = attention ? attention->library : 0;
+    if (attention) attention->library = 0; /* our kernels, as --eval has */
+    const int status = evaluate_perplexity(&m, t->val, steps_done, out);
+    if (attention) attention->library = library;
+    return status;
 }
 
 /* ---- writing ---------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* device_emulated.h — what tests can set on the emulated device (device_emulated.cpp): the order in
  * which blocks, warps and lanes run in the launches that follow, and variables of the environment.
  *
- *   EMULATED_DEVICE=NAME     the device's name; none: there is no device
+ *   EMULATED_DEVICE=NAME     the device's name; none: there is no device; one with sm_90 suits cuDNN
  *   EMULATED_DEVICES=N       the ranks of a host share N devices; without it each has its own
  *   EMULATED_MEMORY=BYTES    the memory of a device
  *   EMULATED_PEAK=FILE       at the end, writes to FILE.<device> the most bytes that were in use,
@@ -22,8 +22,7 @@
  *   EMULATED_PAGEABLE=1      the device reads memory of the host that is not pinned when a copy runs,
  *                            as a GH200 does
  *   EMULATED_FAULT=1         allocating pinned memory meets the error of a kernel that ran before
- *   EMULATED_STREAMS=MODE    late, others or soon: when work on a stream runs (streams_emu.h)
- *   EMULATED_CLOCK=T,T,...   the times that device_clock() returns, one after the other */
+ *   EMULATED_STREAMS=MODE    late, others or soon: when work on a stream runs (streams_emu.h) */
 #ifndef DEVICE_EMULATED_H
 #define DEVICE_EMULATED_H
 

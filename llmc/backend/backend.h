@@ -90,6 +90,8 @@ struct attention_choice {
     int32_t made;    /* the caller has chosen */
     int32_t library; /* version of the library for the shape below (cuDNN: 91900); 0: own kernels */
     int32_t B, T, H, K, D;
+    int32_t
+        from; /* the tokens of a sequence from which on the library's suit this device; 0: none */
     int32_t trial;    /* the library may fail: then `failed` says why, and nothing was computed */
     char failed[256]; /* "": it has not failed */
 };
@@ -113,7 +115,6 @@ struct backend {
      * attention_close frees everything. */
     int (*attention_open)(int B, int T, int H, int K, int D, char *why, size_t why_size);
     void (*attention_close)(void);
-    double (*clock)(void); /* waits for the operations called so far, returns seconds; or NULL */
 
     /* ---- memory ---- */
     void *(*allocate)(size_t bytes); /* aligned to 64 bytes, zeroed; NULL if out of memory */

@@ -40,6 +40,10 @@ struct run_info {
 json_t *
 run_info_event(const struct run_info *run); /* The event for the log; NULL if out of memory. */
 
+/* The kernels that compute attention when a run trains: "own kernels" or "cuDNN 9.19.0". */
+enum { RUN_INFO_ATTENTION_BYTES = 32 };
+void run_info_attention(const struct backend *be, char name[RUN_INFO_ATTENTION_BYTES]);
+
 void run_info_announce(
     const struct run_info *run); /* Prints to the terminal, on rank 0, unless --quiet is given. */
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/memory/memory_check.h"
 #include "llmc/memory/memory_plan.h"
 #include "llmc/memory/step_plan.h"
@@ -62,6 +63,8 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     struct memory_plan_settings settings =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, &layout, workers, workers, &settings);
+    if (o->attention == OPTION_ATTENTION_AUTO && settings.seq < CUDNN_ATTENTION_FROM)
+        settings.cudnn = false;
     settings.wire.header_bytes =
         LOSSYNET_HEADER_BYTES + (o->net.encrypt ? LOSSYNET_SECURE_BYTES : 0);
     const bool bf16 = o->dtype == OPTION_DTYPE_BF16;

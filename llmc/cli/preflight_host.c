@@ -61,6 +61,7 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     struct memory_plan_settings s =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, &layout, workers, workers, &s);
+    if (o->attention == OPTION_ATTENTION_AUTO) s.cudnn = false; /* which does without, if need be */
     s.network_bytes = (double)lossynet_memory_needed(&planned, &network);
     param_layout_release(&layout);
     s.recompute = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : (enum recompute)o->recompute;

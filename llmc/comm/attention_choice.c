@@ -153,20 +153,11 @@ static void compute_results(const struct trial *t, struct results *out) {
     t->be->download(out->sums, t->sums, t->s.sums * sizeof *t->sums);
 }
 
-/* Seconds of forward and backward. Results were computed before, so nothing is prepared here. */
-static double compute_seconds(const struct trial *t) {
-    enum { TIMES = 4 };
-    const double begin = t->be->clock();
-    for (int i = 0; i < TIMES; i++) compute(t);
-    return (t->be->clock() - begin) / TIMES;
-}
-
 /* The findings of a rank; ranks exchange its bytes. */
 struct found {
-    int32_t chosen;    /* earlier choice: the library's version; 0: own kernels; -1: none */
-    int32_t resumed;   /* that choice is from the checkpoint, not from an earlier view */
-    int32_t library;   /* version of the library that gives correct results here; 0: none */
-    double seconds[2]; /* own kernels, library */
+    int32_t chosen;  /* earlier choice: the library's version; 0: own kernels; -1: none */
+    int32_t resumed; /* that choice is from the checkpoint, not from an earlier view */
+    int32_t library; /* version of the library that gives correct results here; 0: none */
     char host[64], why[256];
 };
 
@@ -175,7 +166,6 @@ static void try_results(const struct trial *t, int version, struct results r[2],
     struct attention_choice *choice = t->be->attention_choice;
     const char *wrong;
     compute_results(t, &r[0]);
-    mine->seconds[0] = compute_seconds(t);
     choice->library = version, choice->trial = true, *choice->failed = '\0';
     compute_results(t, &r[1]);
     if (!*choice->failed && (wrong = wrong_result(&r[0], &r[1], &t->s)))
@@ -188,7 +178,6 @@ static void try_results(const struct trial *t, int version, struct results r[2],
             snprintf(choice->failed, sizeof choice->failed,
                      "cuDNN gives other bits the second time");
     }
-    if (!*choice->failed) mine->seconds[1] = compute_seconds(t);
     choice->library = 0, choice->trial = false;
     snprintf(mine->why, sizeof mine->why, "%s", choice->failed);
     mine->library = *choice->failed ? 0 : version;
@@ -264,27 +253,29 @@ static int decide(const struct options *o, const struct found *all, int ranks, c
         say_why(all, without, version, why, size);
         return o->attention == OPTION_ATTENTION_CUDNN || (before && !before->resumed) ? -1 : 0;
     }
-    const bool keeps =
-        o->attention == OPTION_ATTENTION_CUDNN || (before && before->chosen == version);
-    if (keeps || all[0].seconds[1] < 0.98 * all[0].seconds[0]) return version;
-    snprintf(why, size, "cuDNN's are not faster: %.3f ms, own %.3f ms", 1e3 * all[0].seconds[1],
-             1e3 * all[0].seconds[0]);
-    return 0;
+    return version;
 }
 
-static void report(const struct found *zero, int version, const char *why) {
-    if (!version) {
-        printf("attention: own kernels (%s)\n", why);
-        return;
-    }
-    printf("attention: cuDNN %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-    if (zero->seconds[0] > 0)
-        printf(", forward and backward in %.3f ms, own kernels %.3f ms", 1e3 * zero->seconds[1],
-               1e3 * zero->seconds[0]);
-    printf("\n");
+static void report(const struct backend *be, const char *why) {
+    char name[RUN_INFO_ATTENTION_BYTES];
+    run_info_attention(be, name);
+    if (be->attention_choice->library)
+        printf("attention: %s (its last bits differ from the own kernels')\n", name);
+    else
+        printf("attention: %s (%s)\n", name, why);
 }
 
-int attention_choose(const struct options *o, const struct llama_config *c, int B, int T,
+/* The rule of --attention auto, which goes before a trial: NULL, or why this rank keeps the own
+ * kernels. */
+static const char *keeps_own(const struct options *o, const struct attention_choice *choice, int T,
+                             bool room) {
+    if (o->attention != OPTION_ATTENTION_AUTO) return NULL;
+    if (!choice->from) return "cuDNN's are for sm_90 and newer";
+    if (T < choice->from) return "cuDNN's are for longer sequences";
+    return room ? NULL : "the GPU has no memory left for cuDNN's";
+}
+
+int attention_choose(const struct options *o, const struct llama_config *c, int B, int T, bool room,
                      const struct backend *be, const struct lossynet_world *world, bool tell) {
     struct attention_choice *choice = be->attention_choice;
     const struct shape s = shape_of(c, B, T);
@@ -308,8 +299,11 @@ int attention_choose(const struct options *o, const struct llama_config *c, int 
     int status = find_chosen(o, be, mine) || lossynet_bootstrap_gather(world, all, sizeof *all);
     if (!status) {
         const struct found *before = first_chosen(all, world->ranks);
+        const char *own = keeps_own(o, choice, T, room);
         if (choice->made)
             mine->library = choice->library;
+        else if (own)
+            snprintf(mine->why, sizeof mine->why, "%s", own);
         else if (!before || before->chosen)
             try_library(be, &s, mine);
         status = lossynet_bootstrap_gather(world, all, sizeof *all);
@@ -323,7 +317,7 @@ int attention_choose(const struct options *o, const struct llama_config *c, int 
         if (version < 0 && world->rank == 0)
             log_error("--attention %s: %s",
                       o->attention == OPTION_ATTENTION_AUTO ? "auto" : "cudnn", why);
-        if (version >= 0 && tell) report(&all[0], version, why);
+        if (version >= 0 && tell) report(be, why);
     }
     free(all);
     return status ? -1 : 0;

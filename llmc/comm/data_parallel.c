@@ -48,7 +48,8 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
     if (memory_check(d->options, &d->world, &d->layout->config, &run)) return -1;
     if (!training) return 0;
-    return attention_choose(d->options, &d->layout->config, batch, seq, d->be, &d->world, tell);
+    return attention_choose(d->options, &d->layout->config, batch, seq, run.cudnn, d->be, &d->world,
+                            tell);
 }
 
 static int open_comm(struct data_parallel *d) {

@@ -37,7 +37,8 @@ struct found {
 };
 
 /* Whether the run fits into the free memory of a GPU that `sharing` ranks use. Sets the least
- * recomputation with which it fits. */
+ * recomputation with which it fits, and with --attention auto whether cuDNN's working memory fits
+ * beside that. */
 static bool fits(const struct options *o, const struct llama_config *c,
                  struct memory_plan_settings *run, const struct backend *be, int sharing, char *why,
                  size_t size) {
@@ -45,12 +46,18 @@ static bool fits(const struct options *o, const struct llama_config *c,
     char part[64] = "";
     double total;
     bool enough;
+    const bool may = run->cudnn && o->attention == OPTION_ATTENTION_AUTO;
+    run->cudnn = run->cudnn && !may;
     if (o->recompute == RECOMPUTE_AUTO) {
         enough = memory_plan_choose_recompute(c, run, available, &total);
     } else {
         run->recompute = (enum recompute)o->recompute;
         total = memory_plan_of_run(c, run).total_bytes;
         enough = total <= available;
+    }
+    if (may) {
+        run->cudnn = true;
+        run->cudnn = memory_plan_of_run(c, run).total_bytes <= available;
     }
     if (enough) return true;
     if (sharing > 1) snprintf(part, sizeof part, " for each of the %d ranks on it", sharing);

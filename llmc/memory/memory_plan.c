@@ -142,6 +142,13 @@ static struct array_sizes sizes_of(const struct llama_config *c,
                                 .groups = replicas};
 }
 
+/* cuDNN's attention in training: above all dS of a layer. */
+static double cudnn_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
+    if (!s->cudnn || !s->run.device || s->run.evaluates || s->run.dtype != DTYPE_BF16) return 0;
+    if (!cudnn_attention_takes(c->head_size)) return 0;
+    return cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size);
+}
+
 /* Working memory of operations (backend_cuda.cu): the logits of a chunk, sums of the backward
  * passes of attention and norms, cuDNN's attention, and the memory that opening the device
  * takes. */
@@ -152,12 +159,8 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
         (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
         (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    const bool bf16 = s->cudnn && !s->run.evaluates && s->run.dtype == DTYPE_BF16;
-    const double cudnn =
-        bf16 && cudnn_attention_takes(c->head_size)
-            ? cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size)
-            : 0;
-    return cudnn + logits + (attention > norm ? attention : norm) + MEMORY_PLAN_OPENED_BYTES;
+    return cudnn_bytes(c, s) + logits + (attention > norm ? attention : norm) +
+           MEMORY_PLAN_OPENED_BYTES;
 }
 
 /* The same on a CPU. */
@@ -287,6 +290,9 @@ static void print_recompute(const struct llama_config *config,
         printf("  %-20s %10.3f GB with --recompute %s\n", r == RECOMPUTE_NONE ? "or in all" : "",
                memory_plan_of_run(config, &other).total_bytes / 1e9, recompute_names[r]);
     }
+    if (cudnn_bytes(config, s) > 0)
+        printf("  %-20s %10.3f GB of it for cuDNN's attention (--attention own: none)\n", "",
+               cudnn_bytes(config, s) / 1e9);
 }
 
 void memory_plan_print_memory(const struct llama_config *config,

@@ -82,11 +82,12 @@ static const struct lossynet_option table[] = {
            "none|norms|attention|block|auto",
            "which activations the backward pass computes again instead of keeping them, to save "
            "memory. auto: the fewest with which the run fits the device"),
-    ONE_OF("attention", attention, IF_GPU, "own", attention_names, "own|cudnn|auto",
+    ONE_OF("attention", attention, IF_GPU, "auto", attention_names, "own|cudnn|auto",
            "cuda in bf16: compute attention with this program's kernels or with cuDNN's, which "
            "differ in the last bits. cuDNN's need 2 bytes for each logit of a layer. auto: cuDNN's "
-           "if it is installed, agrees with our kernels, repeats its own bits, and is faster. A "
-           "checkpoint keeps the choice"),
+           "to train with sequences of 512 tokens or more on sm_90 and newer, if it is installed, "
+           "agrees with our kernels, repeats its own bits, and fits the memory. The log has the "
+           "choice, and a checkpoint keeps it"),
     INTEGER("threads", threads, NEUTRAL | EACH_RANK, "0", 0, 4096,
             "CPU threads of this rank; 0: its share of the host's cores"),
     NUMBER("memory", memory, NEUTRAL | EACH_RANK, "0", 0, 1e9, "GB",

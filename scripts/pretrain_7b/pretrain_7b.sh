@@ -45,11 +45,12 @@
 # What it takes. test/system/test_cluster.py checks the numbers marked = with `train_llama2 --dry-run`.
 #
 #   tokens per step       = 4194304     64 workers, 8 micro-batches of 2 x 4096
-#   memory of a GPU       = 79.283 GB   gradients, and 1/64 of parameters, averages and optimizer
-#                                       state in float32; weights in use and activations in bf16. An
-#                                       H100 has 85.5 GB, and recomputes nothing. A GPU of 80 GB or
-#                                       less recomputes norms (69.5 GB); or
-#                                       -- --batch 1 --micro-batches 16 takes 61.4 GB
+#   memory of a GPU       = 81.431 GB   gradients, and 1/64 of parameters, averages and optimizer
+#                                       state in float32; weights in use and activations in bf16; 2.1
+#                                       are cuDNN's. An H100 has 85.5 GB, and recomputes nothing. A
+#                                       GPU of 80 GB leaves out cuDNN's, one of less recomputes norms
+#                                       (69.5 GB); or
+#                                       -- --batch 1 --micro-batches 16 takes 62.5 GB
 #   memory of its host    = 10.7 GB     per GPU: pinned memory for what is sent and received, namely
 #                                       one copy of the parameters per node and three buckets of
 #                                       gradients, and the copy of a file of the model that is saved
@@ -60,12 +61,12 @@
 #                                       groups: 26.5 GB)
 #   on the link           = 64 ms       per step at 400 Gbit/s per GPU, or
 #                         = 254 ms      at 100 Gbit/s. (Without groups: 573 and 2291)
-#   a step                = 5.06 s      on H100s by the model of --dry-run, at 400 Gbit/s: 43.7 GFLOP
-#                                       per token (6 per parameter, and attention), 56% of the peak; or
-#                         = 5.07 s      at 100 Gbit/s. Copies over PCIe and NVLink overlap with
+#   a step                = 4.48 s      on H100s by the model of --dry-run, at 400 Gbit/s: 43.7 GFLOP
+#                                       per token (6 per parameter, and attention), 63% of the peak; or
+#                         = 4.49 s      at 100 Gbit/s. Copies over PCIe and NVLink overlap with
 #                                       computing, but for some 30 ms
-#   2400 steps            = 3.4 h       at 400 Gbit/s, or
-#                         = 3.4 h       at 100 Gbit/s. No cluster has confirmed these
+#   2400 steps            = 3.0 h       at 400 Gbit/s, or
+#                         = 3.0 h       at 100 Gbit/s. No cluster has confirmed these
 #
 # If the pre-flight measures a lower speed ("in", "out"), the exchange runs at that speed.
 set -u -o pipefail

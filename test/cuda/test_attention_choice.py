@@ -12,7 +12,7 @@ from program import BUILD, events, markov_files, run, small_model, succeed
 pytestmark = pytest.mark.takes(40)
 
 EMULATED = BUILD / "emulated" / "train_llama2"
-FASTER, SLOWER = "0,8,8,12", "0,4,4,8"  # clock in seconds; FASTER: own kernels from 0 to 8, cuDNN's 8 to 12
+DEVICE = "emulated (sm_90)"
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def arguments(data, out, *more):
             f"--out={out}", *more)
 
 
-def settings(place, kind="", clock=FASTER, **more):
+def settings(place, kind="", device=DEVICE, **more):
     # An empty folder stands before the folders of a machine that has cuDNN.
-    return {"LD_LIBRARY_PATH": str(place), "FAKE_CUDNN": kind, "EMULATED_CLOCK": clock, **more}
+    return {"LD_LIBRARY_PATH": str(place), "FAKE_CUDNN": kind, "EMULATED_DEVICE": device, **more}
 
 
 def train(data, out, place, *more, ranks=0, **how):
@@ -51,6 +51,10 @@ def refuse(data, out, place, *more, ranks=0, **how):
     return done.stderr
 
 
+def chosen(out):
+    return events(out / "log.jsonl", "run")[0]["attention"]
+
+
 def version(checkpoint):
     return json.loads((checkpoint / "trainer.json").read_text())["attention"]
 
@@ -58,21 +62,21 @@ def version(checkpoint):
 @pytest.fixture(scope="module")
 def own(data, tmp_path_factory, fake):
     out = tmp_path_factory.mktemp("own") / "run"
-    steps, shown = train(data, out, fake)
-    assert "attention:" not in shown and version(out / "checkpoint-00000004") == 0
+    steps, shown = train(data, out, fake, "--attention=own")
+    assert "attention:" not in shown and chosen(out) == "own kernels" and version(out / "checkpoint-00000004") == 0
     return out, steps
 
 
 @pytest.fixture(scope="module")
 def cudnn(data, tmp_path_factory, fake):
     out = tmp_path_factory.mktemp("cudnn") / "run"
-    return out, *train(data, out, fake, "--attention=auto")
+    return out, *train(data, out, fake)
 
 
-def test_auto_takes_cudnn_where_it_is_faster(own, cudnn):
+def test_auto_is_the_default_and_takes_cudnn(own, cudnn):
     out, steps, shown = cudnn
-    assert "attention: cuDNN 9.19.0, forward and backward in 1000.000 ms, own kernels 2000.000 ms\n" in shown
-    assert version(out / "checkpoint-00000004") == 91900
+    assert "attention: cuDNN 9.19.0 (its last bits differ from the own kernels')\n" in shown
+    assert chosen(out) == "cuDNN 9.19.0" and version(out / "checkpoint-00000004") == 91900
     assert steps != own[1]
     assert [loss for _, loss, _ in steps] == pytest.approx([loss for _, loss, _ in own[1]], rel=1e-3)
     assert steps[0][2] == pytest.approx(own[1][0][2], rel=1e-2)
@@ -89,19 +93,51 @@ REASONS = {"none": "cuDNN: a plan for attention: CUDNN_STATUS_NOT_SUPPORTED: fak
 
 @pytest.mark.parametrize("kind", REASONS)
 def test_what_is_wrong_keeps_the_own_kernels(data, own, fake, tmp_path, kind):
-    steps, shown = train(data, tmp_path / "run", fake, "--attention=auto", kind=kind)
+    steps, shown = train(data, tmp_path / "run", fake, kind=kind)
     assert f"attention: own kernels ({REASONS[kind]})\n" in shown
     assert steps == own[1]
     said = refuse(data, tmp_path / "refused", fake, "--attention=cudnn", kind=kind)
     assert said == f"train_llama2: --attention cudnn: {REASONS[kind]}\n"
 
 
-def test_a_slower_cudnn_is_left(data, own, fake, tmp_path):
-    steps, shown = train(data, tmp_path / "auto", fake, "--attention=auto", clock=SLOWER)
-    assert "attention: own kernels (cuDNN's are not faster: 1000.000 ms, own 1000.000 ms)\n" in shown
-    assert steps == own[1]
-    _, shown = train(data, tmp_path / "cudnn", fake, "--attention=cudnn", clock=SLOWER)
+def test_the_rule_of_auto(data, own, fake, tmp_path):
+    """It asks for the device, the length of sequences and the memory, and not for cuDNN's speed."""
+    steps, shown = train(data, tmp_path / "sm_80", fake, device="emulated (sm_80)")
+    assert "attention: own kernels (cuDNN's are for sm_90 and newer)\n" in shown and steps == own[1]
+    _, shown = train(data, tmp_path / "short", fake, "--seq=15")
+    assert "attention: own kernels (cuDNN's are for longer sequences)\n" in shown
+    _, shown = train(data, tmp_path / "cudnn", fake, "--attention=cudnn", "--seq=15", device="emulated (sm_80)")
     assert "attention: cuDNN 9.19.0" in shown
+
+
+def planned(data, *more):
+    said = succeed(f"--model={data}/model", "--dry-run", "--device=cuda", "--dtype=bf16", *more,
+                   program=EMULATED).stdout
+    return float(re.search(r"  total +([\d.]+) GB", said)[1])
+
+
+@pytest.mark.parametrize("ranks", (0, 2))
+def test_auto_leaves_cudnn_out_where_its_memory_does_not_fit(data, fake, tmp_path, ranks):
+    """It does not compute anything again to have it, and --attention cudnn does."""
+    shape = ("--batch=64", "--seq=64", "--steps=1", f"--workers={ranks or 1}", "--loss-rate=0")
+    less, more = (planned(data, *shape, f"--attention={way}") for way in ("own", "cudnn"))
+    assert more > less + 0.0015
+    memory = str(int(1e9 * (less + more) / 2))
+    small = ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || export EMULATED_MEMORY={memory}; exec "$@"', "sh"]
+    done = succeed(*arguments(data, tmp_path / "run", *shape, "--recompute=none"), program=EMULATED, ranks=ranks,
+                   shell=small, environment=settings(fake))
+    assert re.search(r"attention: own kernels \((rank 1 on \S+: )?the GPU has no memory left for cuDNN's\)\n",
+                     done.stdout), done.stdout
+
+
+def test_evaluation_has_the_own_kernels(data, cudnn, fake, tmp_path):
+    """The validation loss of a run with cuDNN has the bits of a run without, at the same parameters."""
+    out = [tmp_path / "cudnn", tmp_path / "own"]
+    for folder, attention in zip(out, ("auto", "own")):
+        train(data, folder, fake, f"--resume={cudnn[0]}/checkpoint-00000004", f"--attention={attention}", "--steps=5",
+              "--lr=0", f"--val={data}/val.bin", "--eval-every=1")
+    one, other = (events(folder / "log.jsonl", "eval")[-1]["val_loss"] for folder in out)
+    assert chosen(out[0]) == "cuDNN 9.19.0" and one == other
 
 
 def test_no_cudnn_or_half_of_one(data, own, tmp_path):
@@ -120,6 +156,7 @@ def test_the_memory_plan_counts_what_cudnn_works_in(data, tmp_path, way, more):
     def total(way):
         done = succeed("--model=1.1B", "--batch=8", "--seq=2048", "--device=cuda", "--dtype=bf16", "--dry-run",
                        f"--attention={way}", program=EMULATED)
+        assert ("GB of it for cuDNN's attention" in done.stdout) == (way != "own")
         return float(re.search(r"working memory +([\d.]+) GB", done.stdout)[1])
     assert total(way) == pytest.approx(total("own") + more, abs=2e-3)
 
@@ -144,7 +181,7 @@ def resume(data, of, tmp_path, place, *more, **how):
 
 @pytest.mark.parametrize("ranks", (0, 2))
 def test_a_resumed_run_keeps_the_choice(data, cudnn, fake, tmp_path, ranks):
-    steps, shown, taken = resume(data, cudnn, tmp_path, fake, "--attention=auto", clock=SLOWER, ranks=ranks)
+    steps, shown, taken = resume(data, cudnn, tmp_path, fake, ranks=ranks)
     assert "bit for bit" in shown and taken == 91900 and steps == cudnn[1][2:]
 
 
@@ -156,9 +193,9 @@ def test_a_resumed_run_keeps_the_own_kernels(data, own, fake, tmp_path):
 
 def test_a_resumed_run_says_that_it_differs(data, cudnn, fake, tmp_path):
     said = "cannot be identical:\n  attention is computed by other kernels (--attention)\n"
-    for place, more, how, taken in ((fake, (), {}, 0), (fake, ("--attention=auto",), {"kind": "newer"}, 92000),
+    for place, more, how, taken in ((fake, ("--attention=own",), {}, 0), (fake, ("--attention=auto",), {"kind": "newer"}, 92000),
                                     (fake, ("--attention=auto",), {"kind": "none"}, 0)):
-        folder = tmp_path / f"{len(more)} {how.get('kind')}"
+        folder = tmp_path / f"{taken} {how.get('kind')}"
         folder.mkdir()
         _, shown, now = resume(data, cudnn, folder, place, *more, **how)
         assert said in shown and now == taken
@@ -174,5 +211,5 @@ def test_cudnn_needs_a_gpu_and_bfloat16(data, fake, tmp_path, more):
 
 
 def test_a_run_that_falls_back_to_the_cpu(data, fake, tmp_path):
-    said = refuse(data, tmp_path / "run", fake, "--device=auto", "--attention=cudnn", EMULATED_DEVICE="none")
+    said = refuse(data, tmp_path / "run", fake, "--device=auto", "--attention=cudnn", device="none")
     assert "--attention cudnn computes in bf16 on a GPU, and this run is on: " in said

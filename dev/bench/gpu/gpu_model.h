@@ -206,7 +206,7 @@ static int train_a_while(const char *preset, int layers, int B, int T, int steps
     while (!memory_plan_choose_recompute(&c, &s, available, &out->estimated_bytes) && !layers &&
            c.layers > 1)
         c.layers--;
-    if (attention_choose(&o, &c, B, T, be, &alone, false)) return -1;
+    if (attention_choose(&o, &c, B, T, true, be, &alone, false)) return -1;
     if (bench_open(&x, be, &c, B, T, s.recompute, true)) return -1;
     double start = 0;
     for (int step = 0; step <= steps; step++) {

@@ -372,11 +372,6 @@ static void attention_close(void) {
     attention_cudnn_close();
 }
 
-static double seconds(void) {
-    device_scope scope;
-    return device_clock();
-}
-
 static void attention_continue(tensor *out, const tensor *qkv, int first, int T, int H, int K,
                                int D) {
     device_scope scope;
@@ -657,8 +652,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.device = device_identity();
     b.element_bytes = b.weight_bytes = sizeof(element);
     b.on_device = true;
-    b.clock = seconds;
     if (working_type == DTYPE_BF16) { /* cuDNN's is not for float32 */
+        by_cudnn.choice.from = device_cudnn_from();
         b.attention_choice = &by_cudnn.choice;
         b.attention_open = attention_open;
         b.attention_close = attention_close;

@@ -3,6 +3,7 @@
  * the driver when it is first called, so the program starts on machines that have neither driver
  * nor toolkit. */
 #include "llmc/backend/cuda/device.h"
+#include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/backend/cuda/product.h"
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/log/error.h"
@@ -15,6 +16,7 @@
 
 static struct {
     bool open;
+    int cudnn_from;
     int id, memory_node;
     char name[384], identity[40], products[64];
     void *scratch[SCRATCHES];
@@ -88,6 +90,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     device.memory_node = *address ? host_memory_node_of("", address) : -1;
     for (size_t i = 0; i < sizeof properties.uuid.bytes; i++)
         snprintf(device.identity + 2 * i, 3, "%02x", (unsigned char)properties.uuid.bytes[i]);
+    device.cudnn_from = properties.major >= 9 ? CUDNN_ATTENTION_FROM : 0;
     product_library(device.products, sizeof device.products);
     device.open = true;
     return true;
@@ -103,6 +106,10 @@ const char *device_identity(void) {
 
 int device_memory_node(void) {
     return device.memory_node;
+}
+
+int device_cudnn_from(void) {
+    return device.cudnn_from;
 }
 
 const char *device_product_library(void) {
@@ -148,13 +155,6 @@ void device_close_shared(const void *memory) {
 
 void device_release(void *memory) {
     CHECK(cudaFree(memory)); /* waits for operations that may use it */
-}
-
-double device_clock(void) {
-    struct timespec now;
-    device_synchronize();
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 size_t device_memory_free(void) {

@@ -74,6 +74,7 @@ const char *device_name(void);
 const char *device_identity(void);
 int device_memory_node(void); /* NUMA node of the host nearest to the device; -1: unknown */
 const char *device_product_library(void);
+int device_cudnn_from(void); /* see `from` of struct attention_choice (backend.h) */
 
 /* Every operation holds a device_scope while it works: operations of several threads take turns,
  * and the calling thread is bound to the device. */
@@ -90,7 +91,6 @@ size_t device_memory_free(void);
 
 cudaStream_t device_stream(void); /* compute */
 void device_synchronize(void);    /* the host waits for the compute stream */
-double device_clock(void);        /* seconds, after device_synchronize() */
 
 /* These work on the compute stream. After upload returns, the host's memory may be reused. After
  * download returns, the data is on the host. */

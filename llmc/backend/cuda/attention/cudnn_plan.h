@@ -20,6 +20,10 @@ extern "C" {
  * T is a multiple of 128. */
 enum { CUDNN_ATTENTION_OLDEST = 91600 };
 
+/* The tokens of a sequence from which on --attention auto takes it. Below, attention is a small part
+ * of a step. */
+enum { CUDNN_ATTENTION_FROM = 512 };
+
 /* True if D is a multiple of 8 up to 128. */
 static inline bool cudnn_attention_takes(int D) {
     return D % 8 == 0 && D >= 8 && D <= 128;
