@@ -13,15 +13,16 @@ SMOOTH = 50  # a curve is the mean over 1/SMOOTH of its run's steps, up to each 
 def curve(run):
     """Adds to a run what its steps took in total: `tokens`, `hours`, and the smoothed training loss. Steps without
     a loss are left out. What a step took counts as nothing where it was not measured."""
-    steps = run["steps"] = [event for event in run["steps"] if number(event, "loss") is not None]
+    steps = run["steps"] = run["steps"].having("loss")
     width = max(1, len(steps) // SMOOTH)
+    losses, times = steps.series("loss"), steps.series("step_ms", 0)
     run["tokens"] = list(itertools.accumulate(
-        number(e, "tokens_per_second", 0) * number(e, "step_ms", 0) / 1e3 for e in steps))
-    run["hours"] = list(itertools.accumulate(number(e, "step_ms", 0) / 3.6e6 for e in steps))
+        rate * time / 1e3 for rate, time in zip(steps.series("tokens_per_second", 0), times)))
+    run["hours"] = list(itertools.accumulate(time / 3.6e6 for time in times))
     run["loss"] = []
     window = 0.0
-    for i, event in enumerate(steps):
-        window += event["loss"] - (steps[i - width]["loss"] if i >= width else 0)
+    for i, loss in enumerate(losses):
+        window += loss - (losses[i - width] if i >= width else 0)
         run["loss"].append(window / min(i + 1, width))
 
 
@@ -78,12 +79,13 @@ def draw(names, runs, path):
     plt = pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(16, 5), sharey=True)
     for name, run in zip(names, runs):
-        steps = [e["step"] + 1 for e in run["steps"]]
+        steps = [step + 1 for step in run["steps"].series("step")]
         index = {step: i for i, step in enumerate(steps)}
         marks = [(index[e["step"]], number(e, "val_loss")) for e in run["evals"]
                  if e["step"] in index and number(e, "val_loss") is not None]
         for axes, axis in zip(panels, (steps, run["tokens"], run["hours"])):
-            (line,) = axes.plot(axis, run["loss"], lw=1.2, label=name)
+            some = slice(None, None, -(-len(steps) // 4000))  # of a smooth curve
+            (line,) = axes.plot(axis[some], run["loss"][some], lw=1.2, label=name)
             axes.plot([axis[i] for i, _ in marks], [loss for _, loss in marks], "o", mfc="white",
                       color=line.get_color(), ms=5)
     top = max(run["loss"][len(run["loss"]) // 20] for run in runs)

@@ -6,6 +6,7 @@ such a step out of what they compute of this number.
 import array
 import json
 import math
+import operator
 import os
 
 
@@ -13,11 +14,17 @@ class LogError(Exception):
     """A log that cannot be read: a message in one line."""
 
 
+SCAN = json.JSONDecoder().scan_once
+
+
 def parse(path, number, line):
     """The event of a line (bytes)."""
     try:
-        event = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
+        said = line.decode("utf-8")
+        event, end = SCAN(said, 0)
+        if said[end:] != "\n":
+            event = json.loads(said)
+    except (ValueError, RecursionError, StopIteration):
         event = None
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         raise LogError(f"{path}:{number}: expected a JSON object with \"event\", found {line[:40]!r}")
@@ -37,8 +44,8 @@ def read_events(path):
 
 
 class Steps:
-    """Steps in order, as a list of events, but held by field: a long run has hundreds of thousands. A number that
-    is missing is held as NaN."""
+    """Steps in order, held by field, since a long run has hundreds of thousands. A number that is missing is held as
+    NaN, in series() a gap of a line."""
 
     def __init__(self, columns, rows):
         self.columns, self.rows = columns, rows
@@ -46,50 +53,49 @@ class Steps:
     @classmethod
     def of(cls, events):
         """Of the events of steps; of those of one step the last counts."""
-        columns, row_of, length = {"step": array.array("d")}, {}, 0
+        columns, length, kinds = {}, 0, None
         for event in events:
-            row = row_of.setdefault(event["step"], length)
-            for name in event:
-                value = number(event, name)
-                if name not in columns:
-                    if value is None:
-                        continue
-                    columns[name] = array.array("d", [math.nan]) * length
-                if row < length:
-                    columns[name][row] = math.nan if value is None else value
-            if row == length:
-                length += 1
-                for name, column in columns.items():
-                    column.append(number(event, name, math.nan))
-        return cls(columns, [row_of[step] for step in sorted(row_of)])
+            if event.keys() != kinds:  # which most steps of a run have in common
+                kinds = event.keys()
+                for name in kinds - columns.keys():
+                    if not isinstance(event[name], (str, list, dict)):
+                        columns[name] = array.array("d" if name == "step" else "f", [math.nan]) * length
+                kept = [(name, column.append) for name, column in columns.items()]
+            for name, append in kept:
+                try:
+                    append(event[name])
+                except (KeyError, TypeError, OverflowError):  # absent, null, no number, too large
+                    append(math.nan)
+            length += 1
+        for name, column in columns.items():
+            if not all(map(math.isfinite, column)):
+                columns[name] = array.array(column.typecode, (v if math.isfinite(v) else math.nan for v in column))
+        steps = columns.get("step", ())
+        if all(map(operator.lt, steps, steps[1:])):
+            return cls(columns, range(length))
+        rows = {step: row for row, step in enumerate(steps)}
+        return cls(columns, [rows[step] for step in sorted(rows)])
 
     def __len__(self):
         return len(self.rows)
 
-    def __getitem__(self, at):
-        return Steps(self.columns, self.rows[at]) if isinstance(at, slice) else Step(self.columns, self.rows[at])
+    def __getitem__(self, some):
+        return Steps(self.columns, self.rows[some])
+
+    def having(self, name):
+        """Those that have a number in this field."""
+        column = self.columns.get(name)
+        return Steps(self.columns, [row for row in self.rows if column[row] == column[row]] if column else [])
+
+    def series(self, name, missing=math.nan):
+        """The numbers of a field, with `missing` where there is none."""
+        column = self.columns.get(name)
+        values = [column[row] for row in self.rows] if column else [math.nan] * len(self)
+        return values if missing != missing else [missing if value != value else value for value in values]
 
     def numbers(self, name):
-        column = self.columns.get(name, ())
-        values = (column[row] for row in self.rows) if len(column) else ()
-        return [int(value) if value.is_integer() and name not in ("loss", "step_ms") else value
-                for value in values if value == value]
-
-
-class Step:
-    """A step of Steps, as an event."""
-    __slots__ = ("columns", "row")
-
-    def __init__(self, columns, row):
-        self.columns, self.row = columns, row
-
-    def get(self, name):
-        column = self.columns.get(name)
-        value = column[self.row] if column else math.nan
-        return None if value != value else int(value) if name == "step" else value
-
-    def __getitem__(self, name):
-        return self.get(name)
+        """The numbers of a field that are not missing."""
+        return [value for value in self.series(name) if value == value]
 
 
 def read_run(directory):

@@ -16,6 +16,7 @@ and hours: who was ahead at the same time? The picture lies beside the first
 run, as compare.png and compare.svg (or FILE).
 """
 import argparse
+import math
 import os
 import signal
 import statistics
@@ -65,9 +66,9 @@ def changes(steps):
         ("median step time", "step_ms", statistics.median, lambda now, best: now > WORSE * best, "{:.0f} ms"),
         ("slowest steps", "step_ms", lambda values: quantile(values, 0.95),
          lambda now, best: now > 2 * WORSE * best, "{:.0f} ms"),
-        ("lost gradients", "gradient_loss_rate", statistics.mean,
+        ("lost gradients", "gradient_loss_rate", mean,
          lambda now, best: now > WORSE * best and now > best + LOST_MORE, "{:.1%}"),
-        ("lost parameters", "parameter_loss_rate", statistics.mean,
+        ("lost parameters", "parameter_loss_rate", mean,
          lambda now, best: now > WORSE * best and now > best + LOST_MORE, "{:.1%}"))
     lines = []
     for name, field, measure, is_worse, form in measures:
@@ -80,11 +81,11 @@ def changes(steps):
             if best is not None and is_worse(now, best) != told:
                 told = not told
                 before, after = form.format(best), form.format(now)
-                lines.append((part[0]["step"], f"{name} " + (
+                lines.append((part.series("step")[0], f"{name} " + (
                     f"rose from {before} to {after}" if told else f"fell back to {after}")))
             if best is None or now < best:
                 best = now
-    return [f"  from step {step:<7d} {text}" for step, text in sorted(lines)]
+    return [f"  from step {step:<7.0f} {text}" for step, text in sorted(lines)]
 
 
 def members(views):
@@ -104,15 +105,14 @@ def plural(count, what):
 
 def times_of(timed):
     """Lines about the times of steps; none if no step has one."""
-    measured = [e for e in timed if number(e, "step_ms")]
-    if not measured:
+    times = timed.numbers("step_ms")
+    if not any(times):
         return []
-    times = numbers(measured, "step_ms")
     median, late = statistics.median(times), quantile(times, 0.99)
-    longest = max(measured, key=lambda e: e["step_ms"])
-    waiting = sum(numbers(measured, "communication_ms")) / sum(times)
+    longest = timed.series("step_ms", 0).index(max(times))
+    waiting = sum(timed.having("step_ms").numbers("communication_ms")) / sum(times)
     return [f"step time   median {median:.0f} ms; 99% within {late:.0f} ms, {late / median:.1f} times the median;",
-            f"            the longest, step {longest['step']}, took {longest['step_ms']:.0f} ms",
+            f"            the longest, step {timed.series('step')[longest]:.0f}, took {max(times):.0f} ms",
             f"waiting     {waiting:.0%} of the time for packets of the exchange"]
 
 
@@ -137,7 +137,7 @@ def network_of(run):
     again = mean(numbers(steps, "extra_traffic"))
     if again:
         lines.append(f"sent again  {again:.1%} of the packets, of gradients and parameters together")
-    counts = [(sum(numbers(steps, name)), name)
+    counts = [(round(sum(numbers(steps, name))), name)
               for name in ("late", "duplicate", "rejected", "overruns", "stragglers")]
     if any(count for count, _ in counts):
         lines.append("network     " + ", ".join(f"{count} {name}" for count, name in counts if count))
@@ -152,13 +152,12 @@ def summary(directory, run):
     """The text that is printed. It is at most 80 columns wide if the directory's name is short."""
     first, steps = run["run"], run["steps"]
     options = first.get("options") or {}
-    last = steps[-1]
     losses = numbers(steps, "loss")
     status = run["end"].get("status", "has ended") if "end" in run else "goes on, or was killed"
     workers = number(first, "workers") or number(options, "workers", 0)
     lines = [f"{directory}",
              f"{options.get('algorithm', '-')} over {first.get('link', 'memory')}, {plural(workers, 'worker')} in "
-             f"{plural(number(first, 'ranks', 1), 'rank')}: {last['step'] + 1} of {options.get('steps', '-')} steps, "
+             f"{plural(number(first, 'ranks', 1), 'rank')}: {steps.series('step')[-1] + 1:.0f} of {options.get('steps', '-')} steps, "
              f"{status}",
              "",
              f"loss        {losses[0]:.3f} in the first step, {losses[-1]:.3f} in the last"]
@@ -172,9 +171,19 @@ def summary(directory, run):
     return lines
 
 
-def series(steps, name):
-    """A field of all steps for a line, with gaps where it is missing."""
-    return [number(event, name, float("nan")) for event in steps]
+def thinned(steps, name, most=2000):
+    """The steps and numbers of a field for a line. Of many, the smallest and the largest of each part, which look
+    like all of them."""
+    at, values = steps.series("step"), steps.series(name)
+    if len(values) <= most:
+        return at, values
+    width = -(-2 * len(values) // most)
+    rows = []
+    for first in range(0, len(values), width):
+        part = range(first, min(first + width, len(values)))
+        known = [row for row in part if values[row] == values[row]] or part
+        rows += sorted({min(known, key=values.__getitem__), max(known, key=values.__getitem__)})
+    return [at[row] for row in rows], [values[row] for row in rows]
 
 
 def averages(windows, name, of=mean):
@@ -189,13 +198,12 @@ def draw(run, path):
     plt = pyplot()
     steps = run["steps"]
     timed, whole = parts(steps[1:] or steps), parts(steps)
-    at = [e["step"] for e in steps]
-    middle, centre = ([statistics.mean(e["step"] for e in part) for part in windows] for windows in (timed, whole))
+    middle, centre = ([mean(part.series("step")) for part in windows] for windows in (timed, whole))
     figure, ((loss, time, lost), (drift, lag, links)) = plt.subplots(2, 3, figsize=(16, 7.5))
-    loss.plot(at, series(steps, "loss"), color="#bbbbbb", lw=0.8, label="training, each step")
+    loss.plot(*thinned(steps, "loss"), color="#bbbbbb", lw=0.8, label="training, each step")
     loss.plot(centre, averages(whole, "loss"), color="#1b9e77", label="training, mean")
     if run["evals"]:
-        loss.plot([e["step"] for e in run["evals"]], series(run["evals"], "val_loss"), "o",
+        loss.plot([e["step"] for e in run["evals"]], [number(e, "val_loss", math.nan) for e in run["evals"]], "o",
                   color="#d95f02", mfc="white", label="validation")
     loss.set(title="Loss", ylabel="cross-entropy")
     for share, label, colour in ((0.5, "median", "#1b9e77"), (0.95, "95%", "#7570b3"), (1, "longest", "#d95f02")):
@@ -207,11 +215,11 @@ def draw(run, path):
         lost.plot(middle, [100 * share for share in averages(timed, f"{phase}_loss_rate")],
                   color=colour, label=f"{phase}s")
     lost.set(title="Packets lost in the end", ylabel="%", ylim=(0, 1.1 * max(1, lost.get_ylim()[1])), xlabel="step")
-    drift.plot(at, series(steps, "drift"), color="#1b9e77", lw=0.9, label="measured")
+    drift.plot(*thinned(steps, "drift"), color="#1b9e77", lw=0.9, label="measured")
     if any(numbers(steps, "drift_expected")):
-        drift.plot(at, series(steps, "drift_expected"), ":", color="#444444", label="formula")
+        drift.plot(*thinned(steps, "drift_expected"), ":", color="#444444", label="formula")
     drift.set(title="Drift between replicas", ylabel=r"$\|\theta_i-\theta_j\|^2$", ylim=(0, None), xlabel="step")
-    lag.plot(at, series(steps, "lag"), color="#bbbbbb", lw=0.8, label="each step")
+    lag.plot(*thinned(steps, "lag"), color="#bbbbbb", lw=0.8, label="each step")
     lag.plot(middle, averages(timed, "lag"), color="#1b9e77", label="mean")
     lag.set(title="Replicas behind the model, on average", ylabel="steps", xlabel="step")
     if links_of(run):

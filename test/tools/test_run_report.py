@@ -185,3 +185,27 @@ def test_curves_are_smoothed(tmp_path):
     done = compare(tmp_path, {"a": noisy, "b": noisy}, "--png", tmp_path / "my.png")
     assert done.stdout.splitlines()[1].split()[0] == "a" and " 4.500 " in done.stdout, done.stderr
     assert (tmp_path / "my.png").exists() and not (tmp_path / "compare.png").exists()
+
+
+MEMORY = """
+import os, resource, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_a_long_run_takes_little_memory(tmp_path):
+    """A step takes at most 400 bytes: 300,000 steps some 120 MB, beside what a short run's picture takes."""
+    kilobytes = []
+    for steps in (100, 40000):
+        more = {f"number{i}": i + 0.5 for i in range(14)}
+        report(tmp_path, [step(0)])
+        first = (tmp_path / "log.jsonl").read_text().splitlines()[0]
+        (tmp_path / "log.jsonl").write_text("\n".join([first, *(json.dumps(step(i, **more)) for i in range(steps))]) + "\n")
+        done = subprocess.run([sys.executable, "-c", MEMORY, ROOT / "scripts" / "run_report.py", tmp_path], text=True,
+                              capture_output=True, check=True)
+        assert f": {steps} of 200 steps" in done.stdout
+        kilobytes.append(int(done.stdout.splitlines()[-1]))
+    assert kilobytes[1] - kilobytes[0] < 40000 * 0.4, kilobytes
