@@ -490,6 +490,24 @@ static int verify(const struct data_parallel *d, const char *directory, const js
     return 0;
 }
 
+/* Says which workers' network state did not fit, on whatever rank they are. fits: of local workers.
+ * Collective. */
+static int report_misfits(const struct data_parallel *d, const bool *fits, json_t *differences) {
+    bool *all = calloc((size_t)d->workers, sizeof *all);
+    if (!all) return log_out_of_memory("the workers' states", d->workers);
+    int count = 0, first = -1;
+    const int failed = lossynet_all_gather(d->comm, fits, all, sizeof *fits) ? -1 : 0;
+    for (int w = 0; w < d->workers && !failed; w++)
+        if (!all[w] && count++ == 0) first = w;
+    free(all);
+    if (count == d->workers)
+        differ(differences, "every replica starts as the model, ages at 0");
+    else if (count > 0)
+        differ(differences, "replica %d%s as the model, ages at 0: its state is damaged", first,
+               count > 1 ? " and others start" : " starts");
+    return failed;
+}
+
 static int load(const struct data_parallel *d, const struct source *s, const json_t *saved,
                 json_t *differences) {
     const char *was =
@@ -497,14 +515,14 @@ static int load(const struct data_parallel *d, const struct source *s, const jso
     const char *is = algorithm_names[d->options->algorithm];
     const bool same = was && strcmp(was, is) == 0 && s->workers == d->workers;
     const bool saved_whole = was && (!strcmp(was, "rps") || !strcmp(was, "naive"));
-    bool fits = true, drift_fits = false;
-    int status = 0;
+    bool *fits = calloc((size_t)d->local, sizeof *fits), drift_fits = false;
+    int status = fits ? 0 : log_out_of_memory("the workers' states", d->local);
     for (int i = 0; i < d->local && !status; i++) {
         const struct worker *w = &d->worker[i];
         status = load_moments(d, s, saved_whole, w);
         if (status || !same) continue;
-        status = load_network(d, s, w->id, &fits);
-        if (!status && (fits || own_replicas(d))) status = load_replica(d, s, w, fits);
+        status = load_network(d, s, w->id, &fits[i]);
+        if (!status && (fits[i] || own_replicas(d))) status = load_replica(d, s, w, fits[i]);
     }
     if (!status && same) status = load_network(d, s, LOSSYNET_ALL_WORKERS, &drift_fits);
     if (s->workers != d->workers)
@@ -512,7 +530,8 @@ static int load(const struct data_parallel *d, const struct source *s, const jso
                "%d workers were %d: moments are distributed again, data goes on at "
                "the same sequence",
                d->workers, s->workers);
-    if (!same || !fits) differ(differences, "every replica starts as the model, ages at 0");
+    if (!status) status = report_misfits(d, fits, differences);
+    free(fits);
     if (!drift_fits) differ(differences, "the history of the drift sample starts again");
     return status;
 }

@@ -172,6 +172,16 @@ static bool are_sound(const char *bytes, size_t n, bool wide, bool counts) {
     return true;
 }
 
+static bool are_sound_rounds(const char *bytes) {
+    struct ln_rounds_sums sums;
+    memcpy(&sums, bytes, sizeof sums);
+    for (int phase = 0; phase < 2; phase++)
+        if (!(sums.lost[phase] >= 0 && sums.lost[phase] <= sums.sent[phase]) ||
+            !isfinite(sums.sent[phase]) || sums.rounds[phase] > LOSSYNET_ROUNDS_MOST)
+            return false;
+    return true;
+}
+
 static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t count) {
     const bool early = count == early_common_bytes(comm);
     struct ln_drift_state *drift = &comm->drift;
@@ -183,19 +193,21 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t co
     if (state.fingerprint != fingerprint(comm, LOSSYNET_ALL_WORKERS)) return false;
     bytes += sizeof state;
     const char *tail = bytes + drift_floats(comm) * sizeof(float);
+    const char *model = tail + sizeof comm->lead.sums, *sums = model + n * sizeof(float);
     if (!are_sound(bytes, drift_floats(comm), false, false) ||
-        (!early && !are_sound(tail, sizeof comm->lead.sums / sizeof(double), true, false)))
+        (!early && (!are_sound(tail, sizeof comm->lead.sums / sizeof(double), true, false) ||
+                    !are_sound(model, n, false, false))) ||
+        (count >= sent && !are_sound_rounds(sums)) ||
+        (count > sent && !are_sound(start + sent, drift_floats(comm), false, false)))
         return false;
     drift->measured = state.measured;
     if (!early) memcpy(&comm->lead.sums, tail, sizeof comm->lead.sums);
-    if (count >= sent)
-        memcpy(&comm->retransmission.sums, tail + sizeof comm->lead.sums + n * sizeof(float),
-               sizeof comm->retransmission.sums);
+    if (count >= sent) memcpy(&comm->retransmission.sums, sums, sizeof comm->retransmission.sums);
     if (n == 0) return true;
     load_series(&drift->fresh, n, bytes);
     load_series(&drift->sent, n, count > sent ? start + sent : bytes);
     drift->led_until = drift->measured + LOSSYNET_RING;
-    memcpy(drift->model.value, early ? bytes : tail + sizeof comm->lead.sums, n * sizeof(float));
+    memcpy(drift->model.value, early ? bytes : model, n * sizeof(float));
     return true;
 }
 
@@ -222,8 +234,9 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
     if (!own_packets_are_fresh(comm, comm->workers.first + v, ages)) return false;
     const char *residual = ages + comm->partition.packets * sizeof *comm->arrivals.age;
     if (comm->feedback.mass &&
-        !are_sound(residual + residual_bytes(comm),
-                   mass_bytes(comm, comm->workers.first + v) / sizeof(float), false, true))
+        (!are_sound(residual, comm->partition.elements, false, false) ||
+         !are_sound(residual + residual_bytes(comm),
+                    mass_bytes(comm, comm->workers.first + v) / sizeof(float), false, true)))
         return false;
     comm->stats.totals[v] = state.total;
     for (int phase = 0; phase < 2;

@@ -719,3 +719,37 @@ def test_sanitized_resume(data, good, tmp_path):
         done = run(*settings(data, tmp_path / str(i), resume=good, save_every=2, keep=1,
                              **changes), program=SANITIZED)
         assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]
+
+
+def poison(folder, name, at, value, again):
+    """Writes a float into a tensor of the optimizer's file, and the file's new checksum."""
+    path = folder / "optimizer-00001-of-00001.safetensors"
+    raw, values = bytearray(path.read_bytes()), tensors(path)[name]
+    start = raw.find(values)
+    at = at % len(values) // 4 * 4
+    raw[start + at:start + at + 4] = np.float32(value).tobytes()
+    path.write_bytes(raw)
+    saved = json.loads((folder / "trainer.json").read_text())
+    saved["files"][path.name]["xxh128"] = re.search(r"its checksum is (\w+)", one_line(run(*again), 1))[1]
+    rewrite(folder / "trainer.json", saved, again)
+
+
+@pytest.mark.parametrize("name, at", [("worker.0.m", 40), ("worker.1.v", 400), ("worker.2.ahead", 0), ("worker.1.replica", 8),
+                                      ("network", -4), ("network", 80), ("worker.3.network", -4),
+                                      ("worker.2.network", -400000)])
+def test_state_that_is_not_finite(data, tmp_path, name, at):
+    """NaN in any part of a checkpoint's state, with a checksum that fits, ends the run with a line; the network's state
+    begins anew, and a line says so."""
+    succeed(*settings(data, tmp_path / "a", workers=4, steps=4, loss_rate=0.2))
+    folder = checkpoint(tmp_path / "a", 4)
+    again = settings(data, tmp_path / "b", workers=4, steps=8, loss_rate=0.2, resume=folder, overwrite=True)
+    poison(folder, name, at, np.nan, again)
+    done = run(*again)
+    if name.endswith("network"):
+        said = "the history of the drift sample starts again" if name == "network" else \
+            f"replica {name.split('.')[1]} starts as the model, ages at 0: its state is damaged"
+        assert done.returncode == 0 and f"cannot be identical:\n  {said}\n" in done.stdout, done.stdout
+        done = run(*again, ranks=2, flags=()) if name != "network" else done
+        assert said in done.stdout, done.stdout  # on whatever rank the worker is
+    else:
+        assert f"tensor '{name}'" in one_line(done, 1), done.stdout

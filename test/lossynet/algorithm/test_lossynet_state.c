@@ -185,6 +185,58 @@ static void test_states_of_other_nets_are_refused(void **state) {
     run_close(&run);
 }
 
+/* Loads the state with each of these 4-byte words replaced, one at a time. Returns how many states are taken. */
+static size_t taken_with(struct lossynet_comm *comm, int worker, size_t from, size_t to,
+                         uint32_t word) {
+    const size_t bytes = lossynet_state_bytes(comm, worker);
+    char *saved = (char *)malloc(bytes), *changed = (char *)malloc(bytes);
+    size_t taken = 0;
+    lossynet_state_save(comm, worker, saved);
+    for (size_t at = from; at < to; at += 4) {
+        memcpy(changed, saved, bytes);
+        memcpy(changed + at, &word, 4);
+        taken += lossynet_state_load(comm, worker, changed, bytes);
+        assert_true(lossynet_state_load(comm, worker, saved, bytes));
+    }
+    free(changed);
+    free(saved);
+    return taken;
+}
+
+/* A word of NaN is one as a float and as the upper half of a double. It is too large as a number of rounds. */
+static void test_numbers_that_are_not_finite_are_refused(void **state) {
+    (void)state;
+    static const size_t elements[] = {60, 7};
+    struct lossynet_settings settings = simple_settings(3, elements, 2, 0.2);
+    settings.error_feedback = true;
+    settings.drift_samples = 5;
+    settings.estimator = LOSSYNET_MEAN;
+    for (int phase = 0; phase < 2; phase++)
+        settings.retransmission_rounds[phase] = LOSSYNET_ROUNDS_MEASURED;
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(3, 67);
+    struct lossynet_drift drift;
+    struct lossynet_counters counters;
+    for (uint64_t step = 0; step < 3; step++) {
+        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+        assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
+        assert_int_equal(lossynet_report_begin(comm, step, x), LOSSYNET_OK);
+        assert_int_equal(lossynet_report_end(comm, &counters, &drift), LOSSYNET_OK);
+    }
+    const uint32_t words[] = {0x7ff80000, 0xfff00000}; /* NaN, and minus infinity as a double */
+    const size_t common = lossynet_state_bytes(comm, LOSSYNET_ALL_WORKERS), head = 16;
+    const size_t doubles = sizeof comm->lead.sums / 8 + 4; /* whose lower halves may be anything */
+    const size_t owned = ln_partition_owner_packets(&comm->partition, 1) * 3;
+    const size_t own = lossynet_state_bytes(comm, 1);
+    for (int i = 0; i < 2; i++) {
+        assert_true(taken_with(comm, LOSSYNET_ALL_WORKERS, head, common, words[i]) <= doubles);
+        assert_int_equal(taken_with(comm, 1, own - 4 * (67 + owned), own, words[i]), 0);
+    }
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
 static void test_one_worker(void **state) {
     (void)state;
     const size_t elements[] = {100, 7};
@@ -204,6 +256,7 @@ int main(void) {
         cmocka_unit_test(test_resumed_run_is_the_same),
         cmocka_unit_test(test_every_part_matters),
         cmocka_unit_test(test_states_of_other_nets_are_refused),
+        cmocka_unit_test(test_numbers_that_are_not_finite_are_refused),
         cmocka_unit_test(test_one_worker),
     };
     return cmocka_run_group_tests_name("lossynet_state", tests, NULL, NULL);
