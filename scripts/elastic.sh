@@ -24,8 +24,8 @@
 # The same command with the --meet URL of a run that goes on adds N processes to
 # it.
 #
-# SIGINT, SIGTERM and SIGUSR1 are passed on, and after them no process is started
-# again. If the connection to a process ends, the process is killed and another
+# SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU are passed on, and after
+# them no process is started again. If the connection to a process ends, the process is killed and another
 # one is started. If this script is killed, its processes on this host stop with
 # a checkpoint, and those on other hosts are killed. If all processes die at
 # once, the new ones continue from the last checkpoint (--resume auto). They do
@@ -247,9 +247,10 @@ stop() {
         else echo "$far" >&"${inputs[$i]}"; fi
     done
 }
-trap 'stop INT' INT
-trap 'stop TERM' TERM HUP
-trap 'stop USR1' USR1
+for signal in INT TERM HUP USR1 USR2 XCPU; do
+    # shellcheck disable=SC2064  # with this name
+    trap "stop $signal" "$signal"
+done
 
 # Sets `rank` to " (rank R)": the rank that a process had in the last view with it. It is empty where the process
 # was in no view since its start, or where the store does not answer. `named` has the registrations that this

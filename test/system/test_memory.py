@@ -10,7 +10,8 @@ import time
 import pytest
 
 from priority import ahead
-from program import TIMEOUT, environment_of, launch, markov_files, planned_memory, run, succeed
+from program import (PROGRAM, TIMEOUT, environment_of, events, launch, markov_files, planned_memory, run, succeed,
+                     write_tokens)
 
 pytestmark = pytest.mark.takes(35)
 
@@ -229,3 +230,59 @@ def test_a_control_group_decides(data):
     with Group(int(1.1 * megabytes)) as group:
         done = group.run(*options)
         assert done.returncode == 0, done.stderr
+
+
+# ---- control groups of this machine ----
+
+@pytest.fixture(name="group")
+def control_group():
+    """A function that makes a control group with a limit, of version 2 or 1, and returns the words before a command
+    that runs in it."""
+    made = []
+
+    def make(controller, limits):
+        """limits: by version, {file: text}."""
+        root = pathlib.Path("/sys/fs/cgroup")
+        unified = (root / "cgroup.controllers").exists()
+        if unified and controller not in (root / "cgroup.subtree_control").read_text(encoding="ascii").split():
+            pytest.skip(f"groups of this machine have no controller {controller}: a real limit was not tried")
+        above = root if unified else root / controller
+        folder = above / f"train_llama2-{os.getpid()}-{len(made)}"
+        try:
+            folder.mkdir()
+            made.append(folder)
+            for name, text in limits[2 if unified else 1].items():
+                (folder / name).write_text(text, encoding="ascii")
+            (folder / "cgroup.procs").open("a", encoding="ascii").close()
+        except OSError as error:
+            pytest.skip(f"no control group can be made here ({error}): a real limit was not tried")
+        return ["sh", "-c", f'echo $$ >{folder}/cgroup.procs && exec "$@"', "sh"]
+
+    yield make
+    for folder in made:
+        folder.rmdir()
+
+
+def test_a_group_that_may_use_one_processor(group, tmp_path):
+    words = group("cpu", {2: {"cpu.max": "100000 100000"},
+                          1: {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"}})
+    write_tokens(tmp_path / "train.bin", [1, 2, 3, 4] * 100, 512)
+    given = {key: value for key, value in environment_of().items() if key != "OMP_NUM_THREADS"}
+    command = [*words, PROGRAM, "--model=260K", f"--train={tmp_path}/train.bin", "--steps=1", "--seq=16", "--batch=1",
+               f"--out={tmp_path}/out"]
+    done = subprocess.run(command, env=given, text=True, capture_output=True, timeout=TIMEOUT, check=False)
+    if "cgroup.procs" in done.stderr:
+        pytest.skip(f"nothing may enter a control group here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert events(tmp_path / "out" / "log.jsonl", "run")[0]["threads"] == 1
+
+
+def test_a_group_with_little_memory(group, tmp_path):
+    words = group("memory", {2: {"memory.max": "200000000"}, 1: {"memory.limit_in_bytes": "200000000"}})
+    write_tokens(tmp_path / "train.bin", [1, 2, 3, 4] * 1000, 32000)
+    command = [*words, PROGRAM, "--model=110M", f"--train={tmp_path}/train.bin", "--steps=1", "--seq=16", "--batch=1"]
+    done = subprocess.run(command, env=environment_of(), text=True, capture_output=True, timeout=TIMEOUT, check=False)
+    if "cgroup.procs" in done.stderr:
+        pytest.skip(f"nothing may enter a control group here: {done.stderr.strip()}")
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert re.search(r"and control group /train_llama2-\S+ \(at most 0.20 GB\) has 0\.\d+ GB", done.stderr), done.stderr

@@ -30,7 +30,7 @@ echo "${TRAIN_LLAMA2_STORE_PASSWORD-}" >>"$NOTES/passwords"
 what=$(sed -n "$(wc -l <"$NOTES/started")p" "$NOTES/plan")
 exec 9>&-
 note() { echo "$1" >>"$NOTES/signals"; exit 0; }
-trap 'note INT' INT; trap 'note TERM' TERM; trap 'note USR1' USR1
+for s in INT TERM USR1 USR2 HUP XCPU; do trap "note $s" "$s"; done
 case $what in
 deaf) trap 'echo TERM >>"$NOTES/signals"' TERM; echo ready >>"$NOTES/ready"; while :; do sleep 0.1; done ;;
 wait) echo ready >>"$NOTES/ready"; while :; do sleep 0.1; done ;;
@@ -228,7 +228,8 @@ def test_exit_codes(script, plan, code, started):
     assert "--meet etcd://nowhere:1/r --meet-ranks 2 --meet-process" in script.lines("started")[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP,
+                                    signal.SIGXCPU])
 def test_signals_are_passed_on(script, number):
     process = script.start("wait wait", "-n", 2, *URL, "--")
     script.wait(lambda: len(script.lines("ready")) == 2)
