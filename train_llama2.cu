@@ -234,7 +234,7 @@ static void trainer_release(struct trainer *t) {
 static int trainer_open(struct trainer *t, const struct llama_config *c, bool training) {
     struct backend_choice choice;
     bool tell = t->dp.world.rank == 0 && !t->run.options->quiet && !t->run.options->generate &&
-                views_are_new(t->run.views);
+                views_is_first_start(t->run.views);
     if (comm_layout(t->run.options, c, t->dp.workers, &t->layout) ||
         data_parallel_choose(&t->dp, t->B, t->T, training, tell, &choice) ||
         data_parallel_open(&t->dp))

@@ -56,7 +56,7 @@ extern "C" {
 
 /* MAJOR.MINOR.PATCH. MINOR changes whenever this header changes, because programs fill in its
  * structs. */
-#define LOSSYNET_VERSION "0.1.0"
+#define LOSSYNET_VERSION "0.2.0"
 
 /* ---- the functions of a simple program ------------------------------------------------ */
 
@@ -326,7 +326,7 @@ bool lossynet_overlaps(const struct lossynet_comm *comm);
  * all workers hold the same values, or those that the owners had. If wire_dtype is not float32, it
  * rounds the elements that a worker does not own. It changes nothing with wire_dtype float32, or in
  * vectors of bfloat16 with wire_dtype bf16. */
-void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
+void lossynet_round_as_sent(struct lossynet_comm *comm, float *const *vectors);
 
 /* ---- phases in parts ------------------------------------------------------------------ */
 

@@ -159,9 +159,9 @@ lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossyne
  * until lossynet_close. False: packets from it are copied first, as from any other vector. */
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count);
 
-/* For vectors of bfloat16, before lossynet_start. values[j], j < n, is the float32 value of element
- * offset + j; to[j] becomes what a packet would bring of it. A shard or a packet must begin with
- * element `offset`. (In blocks, rounding float32 to bfloat16 first would give another result.)
+/* For vectors of bfloat16, before lossynet_round_as_sent. values[j], j < n, is the float32 value of
+ * element offset + j; to[j] becomes what a packet would bring of it. A shard or a packet must begin
+ * with element `offset`. (In blocks, rounding float32 to bfloat16 first would give another result.)
  * values need not be aligned. */
 void lossynet_narrow_parameters(const struct lossynet_comm *comm, uint16_t *to, const void *values,
                                 size_t offset, size_t n);
@@ -176,12 +176,13 @@ bool lossynet_skips_late(const struct lossynet_comm *comm);
  * was late, so its workers take part without a gradient. What the vectors hold is then not sent,
  * but with error_feedback residuals are. Without skip_late it does the same as
  * lossynet_step_begin. */
-lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle);
+lossynet_status lossynet_step_begin_with_majority(struct lossynet_comm *comm, uint64_t *step,
+                                                  bool *idle);
 
 /* With settings.network.skip_late: whether another rank waits for this one in a collective call outside of
  * steps (any but lossynet_reduce, lossynet_pulse and lossynet_broadcast). This rank should then
  * join it. All ranks must then agree on a step; afterwards each calls lossynet_agreed. */
-bool lossynet_is_called(struct lossynet_comm *comm);
+bool lossynet_is_awaited(struct lossynet_comm *comm);
 void lossynet_agreed(struct lossynet_comm *comm);
 
 /* late[r], r < ranks: in how many steps since open this rank went on without rank r. For this rank
@@ -217,7 +218,7 @@ lossynet_status lossynet_find_not_finite(struct lossynet_comm *comm, float *cons
  * shares its exchange. `mine` is copied at once. `all` is written later and must stay until then.
  * If the data do not fit (some 256 bytes per worker, 8 calls), they are gathered at once, with
  * those that wait. Every rank makes the same calls in the same order. Collective. */
-lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
+lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes);
 
 /* With skip_late and record_loss: records the numbers that local workers' updates use in this step,

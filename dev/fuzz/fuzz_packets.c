@@ -397,7 +397,7 @@ static lossynet_status train_skipping(struct worker_view *view) {
     while (at <= STEPS && !status) {
         double squares[MOST_WORKERS], each[2] = {1, 1};
         bool idle;
-        status = lossynet_step_follow(view->comm, &at, &idle);
+        status = lossynet_step_begin_with_majority(view->comm, &at, &idle);
         for (int v = 0; v < run.local; v++)
             for (size_t e = 0; e < ELEMENTS; e++)
                 view->gradient[v][e] = gradient_of(view->rank * run.local + v, at);
@@ -410,7 +410,7 @@ static lossynet_status train_skipping(struct worker_view *view) {
         if (!status) status = lossynet_pulse(view->comm, each, squares, sizeof *each);
         if (!status) status = broadcast_begin(view, at);
         at++;
-        if (status || (at <= STEPS && !lossynet_is_called(view->comm))) continue;
+        if (status || (at <= STEPS && !lossynet_is_awaited(view->comm))) continue;
         status = lossynet_broadcast_end(view->comm);
         uint64_t own[2] = {at, at};
         if (!status) status = lossynet_all_gather(view->comm, own, everybody, sizeof at);

@@ -244,7 +244,8 @@ static void make_step(struct rank *r) {
     uint64_t step = r->at;
     bool idle;
     double mine = 1;
-    simulation_require(!lossynet_step_follow(r->comm, &step, &idle), "the begin of a step");
+    simulation_require(!lossynet_step_begin_with_majority(r->comm, &step, &idle),
+                       "the begin of a step");
     simulation_require(!lossynet_reduce_begin(r->comm, &r->gradient, false),
                        "the begin of averaging");
     if (!idle) compute(r, step);
@@ -299,7 +300,7 @@ static void rank_main(int rank) {
         make_step(&r);
         const bool pauses =
             r.at >= (uint64_t)run.steps || (run.what == RANDOM && r.at % MEETING == 0);
-        if (pauses || lossynet_is_called(r.comm)) meet(&r);
+        if (pauses || lossynet_is_awaited(r.comm)) meet(&r);
     }
     simulation_require(run.last == 0 || run.last == r.at, "ending at the same step");
     run.last = r.at;

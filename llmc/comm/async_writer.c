@@ -207,7 +207,7 @@ static int give_note(struct async_writer *s, bool aside) {
     s->mine[0].stop = stop_signal_seen();
     struct lossynet_comm *comm = s->dp->comm;
     if (s->facts->ranks > 1)
-        return (aside ? lossynet_all_gather_aside : lossynet_all_gather)(comm, s->mine, s->all,
+        return (aside ? lossynet_all_gather_later : lossynet_all_gather)(comm, s->mine, s->all,
                                                                          sizeof *s->mine)
                    ? -1
                    : 0;

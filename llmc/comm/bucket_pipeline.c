@@ -68,12 +68,13 @@ static bool is_of_group_of_ranks(const struct bucket_pipeline *s, const struct w
 
 /* Adds what the worker lost, and rounds. Workers of this rank that share a gradient all do this before
  * one of them sends it, since its copy begins at once. */
-static void complete(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
+static void add_residual_and_round(const struct bucket_pipeline *s, const struct worker *w,
+                                   int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
     if (w->residual && !is_of_group_of_ranks(s, w))
         s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
-    if (s->placement->rounds && !w->copies_bf16) s->be->round(w->grads + offset, count);
+    if (s->placement->rounds_to_bf16 && !w->copies_bf16) s->be->round(w->grads + offset, count);
 }
 
 /* Copies the gradient to the host, if staged, and sends it, if `early`. If ranks share a replica
@@ -102,7 +103,7 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     if (!group_gradient_done(s->group, w, set, bucket)) return;
     /* The group's gradient is finished in this bucket, and all its members send it. */
     const int members = s->group->host ? 1 : w->members;
-    for (int i = 1 - members; i <= 0; i++) complete(s, w + i, bucket);
+    for (int i = 1 - members; i <= 0; i++) add_residual_and_round(s, w + i, bucket);
     for (int i = 1 - members; i <= 0; i++) send_gradient(s, w + i, bucket);
     if (bucket > 0) group_add_bucket(s->group, w, bucket - 1);
 }

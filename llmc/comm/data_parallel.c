@@ -57,7 +57,7 @@ static int open_comm(struct data_parallel *d) {
     const struct placement *p = &d->placement;
     const struct exchange exchange = {.be = be,
                                       .elements = d->layout->count,
-                                      .rounds_first = p->rounds && p->copies_bf16,
+                                      .rounds_first = p->rounds_to_bf16 && p->copies_bf16,
                                       .has_error = d->options->net.wire_dtype >= LOSSYNET_INT8};
     d->vectors.exchange = exchange;
     const struct lossynet_memory memory = exchange_memory(&d->vectors.exchange);
@@ -268,7 +268,7 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 
 int data_parallel_start(struct data_parallel *d) {
     pipeline_start(&d->pipeline);
-    lossynet_start(d->comm, d->vectors.params);
+    lossynet_round_as_sent(d->comm, d->vectors.params);
     if (group_wait(&d->group)) return -1;
     pipeline_receive(&d->pipeline, ARRAY_PARAMS, false);
     return 0;
@@ -302,7 +302,7 @@ int data_parallel_micro_batches(const struct data_parallel *d, const struct work
 }
 
 int data_parallel_tell_losses(struct data_parallel *d) {
-    return lossynet_all_gather_aside(d->comm, d->numbers.mine, d->numbers.losses,
+    return lossynet_all_gather_later(d->comm, d->numbers.mine, d->numbers.losses,
                                      sizeof *d->numbers.mine)
                ? -1
                : 0;

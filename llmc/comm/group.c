@@ -267,7 +267,7 @@ static void add(const struct group *g, float *to, const float *const *from, int 
 bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket) {
     if (!g->apart) return true;
     const size_t offset = param_layout_bucket_offset(g->layout, bucket);
-    if (g->placement->rounds)
+    if (g->placement->rounds_to_bf16)
         g->be->round(group_gradient(g, w, set).first + offset, g->layout->bucket_elements[bucket]);
     if (w->id > w->group) {
         const float *const from[] = {w->grads + offset, g->apart[set] + offset};

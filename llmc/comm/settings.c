@@ -232,7 +232,7 @@ int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int *st
     uint64_t number = (uint64_t)*step;
     bool idle;
     lossynet_error_feedback_share(comm, o->net.carry < 0 ? 1 : o->net.carry);
-    if (lossynet_step_follow(comm, &number, &idle)) return -1;
+    if (lossynet_step_begin_with_majority(comm, &number, &idle)) return -1;
     *step = (int)number;
     return 0;
 }

@@ -71,8 +71,8 @@ void comm_plan(const struct options *options, const struct param_layout *layout,
 /* How far ahead are the values of the next broadcast, in steps. */
 double comm_lead(const struct options *options, const struct lossynet_comm *comm);
 
-/* Begins a step by lossynet_step_follow, which may set *step to a later one, and sets the share of
- * error feedback (--carry). Returns 0, or -1 after reporting. */
+/* Begins a step by lossynet_step_begin_with_majority, which may set *step to a later one, and sets
+ * the share of error feedback (--carry). Returns 0, or -1 after reporting. */
 int comm_step_begin(struct lossynet_comm *comm, const struct options *options, int *step);
 
 /* Copies a step's packet counters into its metrics. */

@@ -317,7 +317,7 @@ bool views_are_complete(const struct views *v) {
     return v && v->complete;
 }
 
-bool views_are_new(const struct views *v) {
+bool views_is_first_start(const struct views *v) {
     return !v || !v->first || v->epoch == v->first;
 }
 
@@ -407,7 +407,7 @@ int views_tell(struct views *v, struct data_parallel *d) {
     if (!v) return 0;
     const bool wants = membership_has_changed(v->membership);
     for (int w = 0; w < v->local; w++) v->wants[w] = wants;
-    return lossynet_all_gather_aside(d->comm, v->wants, v->ends, sizeof *v->wants) ? -1 : 0;
+    return lossynet_all_gather_later(d->comm, v->wants, v->ends, sizeof *v->wants) ? -1 : 0;
 }
 
 bool views_end_here(const struct views *v) {

@@ -58,7 +58,7 @@ int views_workers(const struct views *v);
 bool views_are_complete(const struct views *v);
 /* Whether this process has not trained in any earlier view. Then it reads checkpoints and prints
  * the same lines as at the start of a run. */
-bool views_are_new(const struct views *v);
+bool views_is_first_start(const struct views *v);
 
 /* Call first in each view. If nobody has trained yet, sets o->resume and o->model of views_open
  * (resume_choose) to the checkpoint that --resume means on rank 0. Collective. Returns 0, or -1
@@ -75,7 +75,7 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
                   const struct step_metrics last[HANDOVER_STEPS]);
 
 /* Call in each step before a gather, which carries whether this rank wants the view to end
- * (lossynet_all_gather_aside). Returns 0, or -1. */
+ * (lossynet_all_gather_later). Returns 0, or -1. */
 int views_tell(struct views *v, struct data_parallel *d);
 /* Call after that gather: whether the view ends after this step. All ranks get the same answer. */
 bool views_end_here(const struct views *v);

@@ -20,9 +20,9 @@ struct placement placement_of(const struct placement_run *r) {
     /* Not if ranks may change, since they hand over float32 replicas. */
     p.masters = p.staged && bf16 && one && owners && !r->changes && p.trains;
     /* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
-    p.rounds =
+    p.rounds_to_bf16 =
         r->device && bf16 && owners && r->workers > 1 && r->narrow && !(carries && r->group > 1);
-    p.copies_bf16 = p.masters && p.rounds;
+    p.copies_bf16 = p.masters && p.rounds_to_bf16;
     p.residual = r->device && carries && p.trains;
     p.weights = r->device && bf16;
     p.borrows = p.staged && p.trains && !p.masters;

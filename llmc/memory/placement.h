@@ -64,8 +64,9 @@ struct placement_run { /* what decides */
 
 struct placement {
     bool trains, staged, masters, copies_bf16;
-    bool rounds;   /* a device rounds gradients to bfloat16 when backward finishes them, so that the
-                      same values are sent wherever workers run */
+    /* A device rounds gradients to bfloat16 when backward finishes them, so that the same values are
+     * sent wherever workers run. */
+    bool rounds_to_bf16;
     bool residual; /* lost gradients are kept beside the vectors; else lossynet keeps them */
     bool leads, steps_alone;
     bool weights;   /* operations read bfloat16 weights, beside or instead of float32 parameters */

@@ -44,7 +44,7 @@ int training_choose(struct training_view *v) {
     struct training *run = v->run;
     if (views_begin(run->views) || out_lock_take(run->options, &v->dp->world, &run->lock))
         return -1;
-    v->from = views_are_new(run->views) ? run->options->resume : NULL;
+    v->from = views_is_first_start(run->views) ? run->options->resume : NULL;
     return v->from ? resume_open(v->from, &v->saved, &run->at) : 0;
 }
 
@@ -87,7 +87,7 @@ int training_begin(struct training_view *v, const char *tokenizer) {
          saved_state_load(v->dp, &v->facts, v->from, v->saved, v->log)) ||
         data_parallel_start(v->dp))
         return -1;
-    if (views_are_new(run->views)) run_info_announce(&v->facts);
+    if (views_is_first_start(run->views)) run_info_announce(&v->facts);
     progress_begin(&v->progress, step, o->steps, rank == 0 && !o->quiet,
                    run_info_draws_progress(o, rank));
     views_report(run->views, &v->progress, v->log, step, run->recent);
@@ -213,7 +213,7 @@ int training_after_step(struct training_view *v, struct data_parallel_news *news
     news->ranks_change = views_end_here(v->run->views);
     *due = due_now(v, news->stop);
     if (skips &&
-        (due->any || news->broken || news->ranks_change || lossynet_is_called(v->dp->comm))) {
+        (due->any || news->broken || news->ranks_change || lossynet_is_awaited(v->dp->comm))) {
         if (meet(v, news)) return -1;
         if (news->broken) return end_not_finite(v);
         *due = due_now(v, news->stop);

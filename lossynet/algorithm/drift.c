@@ -276,7 +276,7 @@ static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *v
             if (drift->owner[i] == comm->workers.first + v)
                 scale[i] = scale_of(comm, vectors[v], v, i);
     }
-    return lossynet_all_gather_aside(comm, drift->blocks.scale, drift->blocks.scales, n);
+    return lossynet_all_gather_later(comm, drift->blocks.scale, drift->blocks.scales, n);
 }
 
 static lossynet_status gather_values(struct lossynet_comm *comm, float *const *vectors) {
@@ -289,7 +289,7 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
         for (size_t i = 0; i < n; i++)
             drift->mine[(size_t)v * n + i] = value_of(comm, vectors[v], v, i);
     lossynet_status status =
-        lossynet_all_gather_aside(comm, drift->mine, drift->values, n * sizeof(float));
+        lossynet_all_gather_later(comm, drift->mine, drift->values, n * sizeof(float));
     return status || !drift->blocks.scale ? status : gather_scales(comm, vectors);
 }
 
@@ -460,7 +460,7 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
         a.aged[0] -= (uint32_t)(packets - a.packets); /* packets that the worker does not receive */
         mine[v] = a;
     }
-    return lossynet_all_gather_aside(comm, mine, comm->drift.all_ages, sizeof *mine);
+    return lossynet_all_gather_later(comm, mine, comm->drift.all_ages, sizeof *mine);
 }
 
 /* Adds up the ages of all workers. */

@@ -111,7 +111,7 @@ lossynet_status ln_not_finite_tell(struct lossynet_comm *comm) {
     memset(state->all, 0, (size_t)comm->workers.count * sizeof *state->all);
     state->asked = false;
     const lossynet_status status =
-        lossynet_all_gather_aside(comm, state->mine, state->all, sizeof *state->all);
+        lossynet_all_gather_later(comm, state->mine, state->all, sizeof *state->all);
     memset(state->mine, 0, (size_t)comm->workers.local * sizeof *state->mine);
     return status;
 }

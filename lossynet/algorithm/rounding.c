@@ -138,7 +138,7 @@ void ln_round_again(const struct lossynet_comm *comm, float *const *vectors) {
         ln_round_others(comm, LOSSYNET_GRADIENT, vectors, false);
 }
 
-void lossynet_start(struct lossynet_comm *comm, float *const *vectors) {
+void lossynet_round_as_sent(struct lossynet_comm *comm, float *const *vectors) {
     ln_round_others(comm, LOSSYNET_PARAMETER, vectors, false);
     ln_round_others(comm, LOSSYNET_PARAMETER, vectors, true);
 }

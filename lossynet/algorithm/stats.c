@@ -85,7 +85,7 @@ lossynet_status ln_aside_gather(struct lossynet_comm *comm) {
     return exchange_aside(comm, false);
 }
 
-lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
+lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes) {
     struct ln_aside *aside = &comm->stats.aside;
     const size_t part = bytes * (size_t)comm->workers.local;
@@ -100,7 +100,7 @@ lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine
                                     size_t bytes) {
     const size_t part = bytes * (size_t)comm->workers.local;
     if (comm->stats.aside.count && fits(comm, part)) {
-        lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
+        lossynet_status status = lossynet_all_gather_later(comm, mine, all, bytes);
         return status ? status : ln_aside_gather(comm);
     }
     lossynet_status status = ln_aside_gather(comm);
@@ -129,7 +129,7 @@ lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, voi
                   bytes, LOSSYNET_ASIDE_BYTES);
         return LOSSYNET_INVALID;
     }
-    status = lossynet_all_gather_aside(comm, mine, all, bytes);
+    status = lossynet_all_gather_later(comm, mine, all, bytes);
     return status ? status : exchange_aside(comm, true);
 }
 
@@ -148,7 +148,7 @@ static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step)
     mine->network[LOSSYNET_PACE] = now[LOSSYNET_PACE];
     /* So the counters of a late rank stay 0: those it sent last belong to an earlier step. */
     memset(comm->stats.gathered, 0, (size_t)comm->workers.count * sizeof *mine);
-    return lossynet_all_gather_aside(comm, mine, comm->stats.gathered, sizeof *mine);
+    return lossynet_all_gather_later(comm, mine, comm->stats.gathered, sizeof *mine);
 }
 
 static void counters_end(const struct lossynet_comm *comm, struct lossynet_counters *out) {

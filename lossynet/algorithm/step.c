@@ -81,7 +81,8 @@ lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     return LOSSYNET_OK;
 }
 
-lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle) {
+lossynet_status lossynet_step_begin_with_majority(struct lossynet_comm *comm, uint64_t *step,
+                                                  bool *idle) {
     struct ln_steps *steps = &comm->steps;
     *idle = false;
     if (steps->skips) {
@@ -112,8 +113,8 @@ bool lossynet_skips_late(const struct lossynet_comm *comm) {
     return comm->steps.skips;
 }
 
-bool lossynet_is_called(struct lossynet_comm *comm) {
-    return comm->steps.skips && ln_transport_is_called(comm->transport);
+bool lossynet_is_awaited(struct lossynet_comm *comm) {
+    return comm->steps.skips && ln_transport_is_awaited(comm->transport);
 }
 
 void lossynet_agreed(struct lossynet_comm *comm) {

@@ -70,9 +70,9 @@ struct lossynet_network {
                               needs pace_gbps. 0: it does not slow down */
     double peer_timeout;   /* seconds of silence after which a rank counts as dead; 0 means 10 */
     /* Steps do not wait for late ranks (transport/deadline.c). A phase ends `deadline` seconds after
-     * half of the ranks were done; 0: the deadline is learnt. Between one lossynet_step_follow and the
-     * next call lossynet_reduce, lossynet_pulse and lossynet_broadcast once each. Not with
-     * return_masks. */
+     * half of the ranks were done; 0: the deadline is learnt. Between one
+     * lossynet_step_begin_with_majority and the next call lossynet_reduce, lossynet_pulse and
+     * lossynet_broadcast once each. Not with return_masks. */
     bool skip_late;
     double deadline;
     bool encrypt; /* datagrams are encrypted and authenticated (crypto.h) */

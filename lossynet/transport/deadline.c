@@ -1,17 +1,17 @@
 /* deadline.c — decides how long a rank waits for late ranks, and goes on without them.
  *
  * A phase, or a gather of kind LOSSYNET_PULSE, ends when all peers are done. Otherwise
- * it ends one deadline after half of the ranks were done. The time counts from the half-way rank,
- * so that a rank that is slow itself does not blame the others. A rank that is not done then is
- * late: its missing packets are lost. Nothing waits for it any longer until it has begun the step
- * that we are in, unless more than half of the ranks are late. A late rank sees in the others'
+ * it ends one deadline after half of the ranks were done. The time counts from the rank that
+ * completes the first half, so that a rank that is slow itself does not blame the others. A rank
+ * that is not done then is late: its missing packets are lost. Nothing waits for it any longer until
+ * it has begun the step that we are in, unless more than half of the ranks are late. A late rank sees in the others'
  * states that they have ended its phase; it then jumps to their step (ln_transport_jump).
  *
- * Only ranks with a gradient count for the half-way rank. An idle rank is done at once, and says so
+ * Only ranks with a gradient count for the first half. An idle rank is done at once, and says so
  * in its DONE (wire.h).
  *
- * The deadline is learnt. Let the lag of a rank be the time from the half-way rank's end of a
- * GRADIENT phase to its own end. Let q(D) be the share of ranks with a lag over D, and m the
+ * The deadline is learnt. Let the lag of a rank be the time from when half of the ranks have
+ * ended a GRADIENT phase to its own end. Let q(D) be the share of ranks with a lag over D, and m the
  * largest lag of a step. With a deadline D a step takes T(D) = base + E min(m, D) on average, where
  * E is the mean over steps. A late rank computes no gradient in the next step (step.c). Its late
  * gradient is lost, or with error feedback comes in the next step. So the share of all ranks'

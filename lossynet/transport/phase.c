@@ -204,7 +204,7 @@ lossynet_status ln_transport_swap_pulse(struct ln_transport *t, const void *out,
     return exchange(t, LOSSYNET_PULSE, out, out_offset, false, in, in_offset, came);
 }
 
-bool ln_transport_is_called(struct ln_transport *t) {
+bool ln_transport_is_awaited(struct ln_transport *t) {
     const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
     bool called = false;
     ln_threads_enter(t);

@@ -191,7 +191,7 @@ struct ln_deadline {
     bool late_comes;                   /* late gradients are sent again in the next step */
     uint32_t pulses, phases[2];        /* per step */
     uint32_t lags, steps;              /* measured so far */
-    float lag[LOSSYNET_DEADLINE_LAGS]; /* seconds from the half-way rank to a peer */
+    float lag[LOSSYNET_DEADLINE_LAGS]; /* seconds from when half were done to a peer */
     float largest[LOSSYNET_DEADLINE_STEPS], base[LOSSYNET_DEADLINE_STEPS]; /* seconds, by step */
 };
 

@@ -167,7 +167,7 @@ lossynet_status ln_transport_ask(struct ln_transport *t, uint8_t *in, const size
  * ended, and with `whole` true after. In between the transport answers no questions about them. */
 void ln_transport_acknowledges(struct ln_transport *t, bool whole);
 /* Returns whether another rank has begun a swap or gather that this rank has not begun. */
-bool ln_transport_is_called(struct ln_transport *t);
+bool ln_transport_is_awaited(struct ln_transport *t);
 
 /* ---- late ranks (deadline.c); settings.phases and settings.pulses belong to a step ---- */
 

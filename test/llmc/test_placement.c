@@ -42,7 +42,7 @@ static const struct {
      {.trains = true, .staged = true, .borrows = true}},
     {"GPU, bf16, one rank, bf16 packets",
      {ONE, GPU, .narrow = true},
-     {.trains = true, .weights = true, .rounds = true, .gathers = true}},
+     {.trains = true, .weights = true, .rounds_to_bf16 = true, .gathers = true}},
     {"GPU, bf16",
      {TWO, GPU},
      {.trains = true,
@@ -57,7 +57,7 @@ static const struct {
       .staged = true,
       .masters = true,
       .copies_bf16 = true,
-      .rounds = true,
+      .rounds_to_bf16 = true,
       .weights = true,
       .gathers = true,
       .slots = 3}},
@@ -67,7 +67,7 @@ static const struct {
       .staged = true,
       .masters = true,
       .copies_bf16 = true,
-      .rounds = true,
+      .rounds_to_bf16 = true,
       .weights = true,
       .gathers = true}},
     {"GPU, deep model",
@@ -75,7 +75,7 @@ static const struct {
      {.trains = true, .staged = true, .masters = true, .weights = true, .gathers = true}},
     {"GPU, --meet",
      {TWO, GPU, .changes = true, .narrow = true},
-     {.trains = true, .staged = true, .weights = true, .rounds = true, .borrows = true}},
+     {.trains = true, .staged = true, .weights = true, .rounds_to_bf16 = true, .borrows = true}},
     {"GPU, rps",
      {TWO, GPU, .steps_alone = true},
      {.trains = true, .staged = true, .weights = true, .borrows = true, .steps_alone = true}},
@@ -85,7 +85,7 @@ static const struct {
       .staged = true,
       .masters = true,
       .copies_bf16 = true,
-      .rounds = true,
+      .rounds_to_bf16 = true,
       .weights = true,
       .gathers = true,
       .slots = 3,
@@ -112,7 +112,8 @@ static void test_typical_runs(void **state) {
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         const struct placement p = placement_of(&runs[i].run), *e = &runs[i].expected;
 #define SAME(member) same(runs[i].name, #member, (int)p.member, (int)e->member)
-        SAME(trains), SAME(staged), SAME(masters), SAME(copies_bf16), SAME(rounds), SAME(residual);
+        SAME(trains), SAME(staged), SAME(masters), SAME(copies_bf16), SAME(rounds_to_bf16),
+            SAME(residual);
         SAME(leads), SAME(steps_alone), SAME(weights), SAME(gathers), SAME(borrows);
         SAME(slots), SAME(copy_slots), SAME(shares_ranks);
     }
@@ -200,9 +201,9 @@ static int check_run(const struct placement_run *r, const struct param_layout *l
         assert_true(p.staged || taken[1] == 0);
     }
     /* Each network copy is of the type that lossynet reads, and only devices have copies. */
-    assert_true(!p.copies_bf16 || (p.masters && p.rounds));
+    assert_true(!p.copies_bf16 || (p.masters && p.rounds_to_bf16));
     assert_true(!p.masters || (p.staged && p.weights && !p.borrows && p.trains));
-    assert_true(r->device || !(p.staged || p.weights || p.rounds || p.residual || p.slots));
+    assert_true(r->device || !(p.staged || p.weights || p.rounds_to_bf16 || p.residual || p.slots));
     assert_true(!p.slots || (p.masters && !p.residual && r->micro_batches == 1));
     assert_true(!(p.gathers && p.borrows));
     worker_release(&w, &be);

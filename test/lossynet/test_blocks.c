@@ -350,7 +350,7 @@ static void test_no_drift_without_loss(void **state) {
         struct lossynet_drift drift;
         for (int w = 0; w < WORKERS; w++)
             for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)random_unit(4, 0, e);
-        lossynet_start(comm, x);
+        lossynet_round_as_sent(comm, x);
         for (uint64_t step = 0; step < 4; step++) {
             if (step > 0) {
                 for (size_t e = 0; e < ELEMENTS; e++)
@@ -545,7 +545,7 @@ static void test_elsewhere(void **state) {
             comm[i] = open_alone(&settings);
             elsewhere_open(&e, comm[i], WORKERS);
             fill(x[i], 7);
-            lossynet_start(comm[i], x[i]);
+            lossynet_round_as_sent(comm[i], x[i]);
             for (uint64_t step = 0; step < 4; step++) {
                 lossynet_step_begin(comm[i], step);
                 fill(x[i], 8 + step);

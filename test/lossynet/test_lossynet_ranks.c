@@ -80,7 +80,7 @@ static void run_parts(struct rank *rank, struct lossynet_comm *comm) {
             if (!status) status = lossynet_report_begin(comm, step - 1, parameter);
             for (int v = 0; v < local; v++)
                 mine[v] = digest_bytes(step, parameter[v], PART_ELEMENTS * sizeof(float));
-            if (!status) status = lossynet_all_gather_aside(comm, mine, all, sizeof *mine);
+            if (!status) status = lossynet_all_gather_later(comm, mine, all, sizeof *mine);
         }
         if (step < PART_STEPS && !status) { /* the last report travels by itself */
             float norm[SCENARIO_WORKERS], norms[SCENARIO_WORKERS];
