@@ -16,6 +16,9 @@ struct lossynet_named {
     struct lossynet_settings settings;
     int buckets;
     size_t *bucket_elements;
+    const struct lossynet_rule *rule;
+    struct lossynet_tensor *tensor; /* [tensors]; names are own copies */
+    int tensors;
     char *text[OPTIONS_MOST]; /* the value of each option, as it was given */
 };
 
@@ -87,16 +90,39 @@ struct lossynet_named *lossynet_named_open(int buckets, const size_t *bucket_ele
     return named;
 }
 
+lossynet_status lossynet_named_tensor(struct lossynet_named *named, const char *name, size_t first,
+                                      size_t count) {
+    const size_t bytes = (size_t)(named->tensors + 1) * sizeof *named->tensor;
+    struct lossynet_tensor *more = realloc(named->tensor, bytes);
+    if (more) named->tensor = more;
+    char *copy = more ? strdup(name) : NULL;
+    if (!copy) {
+        ln_log("no memory for the name of a tensor");
+        return LOSSYNET_NO_MEMORY;
+    }
+    named->tensor[named->tensors++] = (struct lossynet_tensor){copy, first, count};
+    return LOSSYNET_OK;
+}
+
+void lossynet_named_rule(struct lossynet_named *named, const struct lossynet_rule *rule) {
+    named->rule = rule;
+}
+
 const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks) {
     lossynet_options_apply(&named->options, ranks, false, &named->settings);
     named->settings.buckets = named->buckets;
     named->settings.bucket_elements = named->bucket_elements;
+    named->settings.rule = named->rule;
+    named->settings.tensors = named->tensor;
+    named->settings.tensor_count = named->tensors;
     return &named->settings;
 }
 
 void lossynet_named_close(struct lossynet_named *named) {
     if (!named) return;
     for (int i = 0; i < OPTIONS_MOST; i++) free(named->text[i]);
+    for (int t = 0; t < named->tensors; t++) free((char *)named->tensor[t].name);
+    free(named->tensor);
     free(named->bucket_elements);
     free(named);
 }

@@ -149,7 +149,8 @@ static bool parse_one(struct ln_at *at, const struct ln_at_form *form, int worke
     struct ln_at_entry *e = &at->entry[at->count++];
     const char *start = *text, *next = start;
     const int length = (int)strcspn(start, ",");
-    const bool named = isalpha((unsigned char)*start);
+    const size_t key = strcspn(start, "=,");
+    const bool named = isalpha((unsigned char)*start) || memchr(start, '.', key);
     long ends[2] = {EVERY, EVERY};
     errno = 0;
     *e = (struct ln_at_entry){0};

@@ -107,7 +107,7 @@ class Run:
         rate = {(s, r): self.rates() for s in range(workers) for r in range(workers) if s != r}
         for entry in text.split(","):
             ends, _, rates = entry.partition("=")
-            if ends[0].isalpha():
+            if ends[:1].isalpha() or "." in ends:
                 continue
             sender, pair, receiver = ends.partition("-")
             gradient, _, parameter = rates.partition(":")

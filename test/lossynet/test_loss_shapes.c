@@ -325,6 +325,8 @@ static void test_names_of_tensors(void **state) {
         {"model.norm.weight", "model.norm.weight", true},
         {"model.norm.weight.x", "model.norm.weight", false},
         {"h-1", "h.1", false},
+        {"0.weight", "0.weight", true},
+        {"1-2.weight", "blocks.2.weight", true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char at[128];

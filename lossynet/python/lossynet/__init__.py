@@ -4,7 +4,8 @@
 is imported only by ``import lossynet.torch``.
 """
 from ._library import LIBRARY, LossynetError
-from .comm import Comm, Place, options
+from .comm import GRADIENT, PARAMETER, Comm, Place, options
+from .rule import Part, Rule
 
 __version__: str = LIBRARY.lossynet_version().decode()
-__all__ = ["Comm", "LossynetError", "Place", "options", "__version__"]
+__all__ = ["Comm", "GRADIENT", "LossynetError", "PARAMETER", "Part", "Place", "Rule", "options", "__version__"]

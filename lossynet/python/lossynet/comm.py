@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .rule import Bound, Rule
 from ._library import EVENT_NAMES, Counters, Drift, LossynetError, NotFinite, World, call, get, tell
 
 GRADIENT, PARAMETER = 0, 1  # the phases of a step
@@ -119,7 +120,8 @@ class Comm:
     final. ``rank``, ``ranks``, ``address``: see ``Place.of``. ``timeout``: seconds to wait for other ranks.
     Other keywords are the trainer's options with ``_`` for ``-`` (``lossynet.options()``;
     ``train_llama2 --help`` explains them), for example ``loss_rate=0.1`` or ``wire_dtype="bf16"``;
-    ``loss_rate=(0.2, 0)`` is of gradients and of parameters. What is
+    ``loss_rate=(0.2, 0)`` is of gradients and of parameters. ``rule``: what to do about loss instead (``Rule``).
+    ``tensors``: names of parts of the vector, slices, for ``loss_at`` and ``repair_at``. What is
     not given has the library's default. Collective. Raises LossynetError if the ranks do not meet, or if a
     setting is wrong or differs between ranks.
 
@@ -128,7 +130,8 @@ class Comm:
     """
 
     def __init__(self, elements: int | Sequence[int], *, rank: int | None = None, ranks: int | None = None,
-                 address: str | None = None, timeout: float = 60, world: World | None = None, **given: Any):
+                 address: str | None = None, timeout: float = 60, world: World | None = None, rule: Rule | None = None,
+                 tensors: dict[str, slice] | None = None, **given: Any):
         self.buckets = [elements] if isinstance(elements, int) else list(elements)
         self.elements = sum(self.buckets)
         world = world or meet(Place.of(rank, ranks, address), timeout)
@@ -136,6 +139,13 @@ class Comm:
         handle = ctypes.c_void_p()
         self._end = weakref.finalize(self, _close, handle, world, os.getpid())  # also at the end of the process
         self._settings = _Settings(self.buckets, {**given, "workers": world.ranks})
+        for name, place in (tensors or {}).items():
+            call("named_tensor", self._settings.named, name.encode(), place.start, place.stop - place.start)
+        self._rule = Bound(rule, world.rank) if rule is not None else None
+        if self._rule:
+            get("named_rule", self._settings.named, ctypes.addressof(self._rule.functions))
+        self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
+        self._step, self._lossless = 0, False
         call("open", world, get("named_settings", self._settings.named, world.ranks), handle)
         self._handle = handle
         self._ahead = None  # memory that the library reads
@@ -197,29 +207,45 @@ class Comm:
     def step_begin(self, step: int) -> None:
         """Starts step 0, 1, ..., the same on every rank. Collective."""
         call("step_begin", self._comm, step)
+        self._step = step
+        self._ask_rule(GRADIENT)
+
+    def _ask_rule(self, phase: int) -> None:
+        if self._rule and "reliable" in self._rule.has:
+            self._lossless = bool(self._rule.rule.reliable(phase, self._step, self.steps, self.norm))
+
+    def _phase(self, name: str, *given: Any) -> None:
+        """A call in which the library may call the rule."""
+        call(name, self._comm, *given)
+        if self._rule:
+            self._rule.check()
 
     def reduce_begin(self, vector: Any) -> None:
         """From now on buckets leave when they are ready. ``reduce`` of the same vector must follow."""
-        call("reduce_begin", self._comm, self._vectors(vector), False)
+        self._phase("reduce_begin", self._vectors(vector), self._lossless)
 
     def bucket_ready(self, bucket: int) -> None:
         """This rank's vector is final in a bucket. Buckets become ready in ascending order."""
         get("bucket_ready", self._comm, self.rank, bucket)
+        if self._rule:
+            self._rule.check()
 
     def reduce(self, vector: Any) -> None:
         """GRADIENT phase: this rank's shards of ``vector`` (elements float32, changed in place) become the
         average of what arrived. With ``carry`` other elements change, too. Collective."""
-        call("reduce", self._comm, self._vectors(vector), False)
+        self._phase("reduce", self._vectors(vector), self._lossless)
 
     def broadcast(self, vector: Any) -> None:
         """PARAMETER phase: every rank sends its shards of ``vector``; what arrives overwrites, what does not
         arrive stays. Collective."""
-        call("broadcast", self._comm, self._vectors(vector), False)
+        self._ask_rule(PARAMETER)
+        self._phase("broadcast", self._vectors(vector), self._lossless)
 
     def broadcast_begin(self, vector: Any) -> None:
         """The same in parts: until ``broadcast_end`` only buckets that were waited for may be read, and what
         this rank owns must not be written before the next ``reduce`` has returned. Collective."""
-        call("broadcast_begin", self._comm, self._vectors(vector), False)
+        self._ask_rule(PARAMETER)
+        self._phase("broadcast_begin", self._vectors(vector), self._lossless)
 
     def bucket_wait(self, bucket: int) -> None:
         """Waits until no more of a bucket can arrive. The last bucket arrives first."""
@@ -227,7 +253,7 @@ class Comm:
 
     def broadcast_end(self) -> None:
         """Ends what ``broadcast_begin`` began, if anything. Collective."""
-        call("broadcast_end", self._comm)
+        self._phase("broadcast_end")
 
     def lead(self) -> float:
         """How many steps ahead of the model owners should broadcast (options ``lead``, ``look_ahead``)."""

@@ -36,6 +36,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from . import _model, _state, _touch
 from ._library import LossynetError, NotFinite, get
 from .comm import Comm, Place, meet, options
+from .rule import Rule
 
 
 
@@ -81,7 +82,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     ``clip``: largest norm of the averaged gradient, of all ranks together; 0: no limit. ``bucket_mb``: size of a
     bucket in 2^20 bytes of float32. ``buckets``: instead, lists of parameters in the order in which backward
     finishes them. ``overlap``: parameters arrive during the next forward pass. ``rank``, ``ranks``, ``address``,
-    ``timeout`` and the trainer's options (``loss_rate``, ``wire_dtype``, ``carry``, ...): see ``lossynet.Comm``.
+    ``timeout``, ``rule`` and the trainer's options (``loss_rate``, ``wire_dtype``, ``carry``, ...): see ``lossynet.Comm``.
     ``wire_dtype`` is float32 where no loss is asked for, so that nothing is rounded; ``"auto"`` is the trainer's.
 
     At construction all ranks take rank 0's values. ``step()`` also does zero_grad(). A parameter without a
@@ -94,7 +95,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                  model: torch.nn.Module | None = None, clip: float = 0.0, bucket_mb: float = 4,
                  overlap: bool = True, buckets: list[list[torch.nn.Parameter]] | None = None,
                  rank: int | None = None, ranks: int | None = None, address: str | None = None,
-                 timeout: float = 60, **keywords: Any):
+                 timeout: float = 60, rule: Rule | None = None, **keywords: Any):
         if isinstance(params, torch.nn.Module):
             model, params = params, params.named_parameters()
         super().__init__(params, {})
@@ -123,7 +124,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         except LossynetError:
             get("rendezvous_close", world)
             raise
-        self.comm = Comm(sizes, world=world, **given)
+        names = {entry.name or f"{place}": entry.place for place, entry in enumerate(self._entries)}
+        self.comm = Comm(sizes, world=world, rule=rule, tensors=names, **given)
+        self._transforms = rule is not None and type(rule).send is not Rule.send
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords)
         self._others.spread(self.comm)
@@ -284,6 +287,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _start_anew(self) -> None:
         """Another backward() before step(): what has left does not count. From now on gradients leave in step()."""
+        if self._transforms and not self._is_dropped():
+            raise RuntimeError("lossynet: a rule has changed what this backward() adds to (Rule.send): expected "
+                               "optimizer.no_sync() around all but the last backward() of a step")
         kept = None if self._is_dropped() else self._gradients.clone()
         self._reduce(_ANEW)
         if kept is not None:
@@ -378,7 +384,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise FloatingPointError(f"lossynet: step {self._steps}: {self._not_finite or f'the norm is {norm}'}: "
                                      "expected finite gradients; the parameters are those of the step before; a loop "
                                      "that catches this on every rank can go on")
-        self._norm = norm
+        self._norm = self.comm.norm = norm
         self._adopt()
         self._update(norm, used)
         self._share_buffers(every)

@@ -1,0 +1,147 @@
+"""A rule of your own about loss: what owners make of the gradients that arrived, and receivers of parameters."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_bool, c_double, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Part(NamedTuple):
+    """What one owner has of a bucket: each function of a rule is called about one."""
+    step: int
+    workers: int
+    owner: int
+    bucket: int
+    elements: slice  # of the whole vector
+    packet: int  # elements of a packet; the last one may have fewer
+    packets: int
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return self.elements.stop - self.elements.start
+
+    def spread(self, of_packets: np.ndarray) -> np.ndarray:
+        """A value for each packet, (..., packets), as one for each element, (..., count)."""
+        return np.repeat(of_packets, self.packet, axis=-1)[..., :self.count]
+
+
+class Rule:
+    """What to do about loss, in place of the library's rule. A subclass has one or more of these methods; what it
+    leaves out is the library's. Give an object to ``Comm`` or ``ShardedOptimizer`` as ``rule=``, on all ranks.
+    Arrays are float32 unless said otherwise. What a method raises, the call raises in which the library needed it."""
+
+    def send(self, part: Part, worker: int, values: np.ndarray) -> None:
+        """May change ``values`` (count) in place: what ``worker``, this rank, sends to an owner, or keeps as one.
+        Not with ``carry``."""
+
+    def average(self, part: Part, gradients: np.ndarray, arrived: np.ndarray, carried: np.ndarray) -> np.ndarray:
+        """Returns the average (count) of ``gradients`` (workers, count), which are 0 where a packet was lost.
+        ``arrived`` (workers, packets), bool: where it was not. ``carried`` (workers, packets): how many earlier
+        gradients a packet holds besides (with ``carry``)."""
+
+    def receive(self, part: Part, worker: int, values: np.ndarray, age: np.ndarray) -> None:
+        """May change ``values`` (count) in place: another owner's parameters, as this rank has them after a
+        broadcast. ``age`` (packets), uint32: how many broadcasts ago a packet last arrived; 0: just now."""
+
+    def reliable(self, phase: int, step: int, steps: int, norm: float) -> bool:
+        """Whether nothing is to be lost in this phase (``GRADIENT`` or ``PARAMETER``) of a step. ``steps``: of the
+        run, 0: not known. ``norm``: of the averaged gradient, before PARAMETER that of this step, else of the last;
+        NaN: not known. The same on all ranks, and so must be what it returns."""
+
+
+class _Part(ctypes.Structure):
+    """struct lossynet_rule_part."""
+    _fields_ = [("step", c_uint64), ("workers", c_int), ("owner", c_int), ("bucket", c_int), ("offset", c_size_t),
+                ("count", c_size_t), ("packet", c_size_t), ("packets", c_size_t)]
+
+
+_SEND = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p)
+_AVERAGE = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), POINTER(c_void_p), c_void_p, c_void_p, c_void_p)
+_RECEIVE = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p, c_void_p)
+_RELIABLE = ctypes.CFUNCTYPE(c_bool, c_void_p, c_int, c_uint64, c_uint64, c_double)
+
+
+class Functions(ctypes.Structure):
+    """struct lossynet_rule."""
+    _fields_ = [("size", c_size_t), ("context", c_void_p), ("send", _SEND), ("average", _AVERAGE),
+                ("receive", _RECEIVE), ("reliable", _RELIABLE)]
+
+
+class Bound:
+    """A rule as the library calls it. It must live as long as the comm."""
+
+    def __init__(self, rule: Rule, rank: int):
+        if not isinstance(rule, Rule):
+            raise TypeError(f"lossynet: rule={rule!r}: expected an object of a subclass of lossynet.Rule")
+        self.rule, self._rank = rule, rank
+        self.failed: BaseException | None = None
+        self._views: dict[tuple[int, int, type], np.ndarray] = {}
+        self._parts: dict[tuple[int, int], Part] = {}
+        self.has = {name for name in ("send", "average", "receive", "reliable")
+                    if getattr(type(rule), name) is not getattr(Rule, name)}
+        self.functions = Functions(size=ctypes.sizeof(Functions))
+        if "send" in self.has:
+            self.functions.send = _SEND(self._guard(self._send))
+        if "average" in self.has:
+            self.functions.average = _AVERAGE(self._guard(self._average))
+        if "receive" in self.has:
+            self.functions.receive = _RECEIVE(self._guard(self._receive))
+
+    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
+        """An exception cannot pass through the library: it is kept for ``check``."""
+        def guarded(*arguments: Any) -> None:
+            try:
+                function(*arguments)
+            except BaseException as error:  # pylint: disable=broad-exception-caught
+                self.failed = self.failed or error
+        return guarded
+
+    def check(self) -> None:
+        """Raises what a method of the rule has raised."""
+        if self.failed is not None:
+            error, self.failed = self.failed, None
+            raise error
+
+    def _view(self, address: int, count: int, kind: type) -> np.ndarray:
+        """Memory of the library, which stays where it is, as an array."""
+        view = self._views.get((address, count, kind))
+        if view is None:
+            if len(self._views) > 4096:  # a program that gives other vectors in each step
+                self._views.clear()
+            view = np.frombuffer((kind * count).from_address(address), kind)
+            self._views[address, count, kind] = view
+        return view
+
+    def _part(self, pointer: Any) -> Part:
+        p = pointer.contents
+        part = self._parts.get((p.owner, p.bucket))
+        if part is None:
+            part = Part(0, p.workers, p.owner, p.bucket, slice(p.offset, p.offset + p.count), p.packet, p.packets)
+            self._parts[p.owner, p.bucket] = part
+        return part._replace(step=p.step)
+
+    def _send(self, _context: Any, pointer: Any, worker: int, values: int) -> None:
+        part = self._part(pointer)
+        self.rule.send(part, worker, self._view(values, part.count, c_float))
+
+    def _average(self, _context: Any, pointer: Any, gradients: Any, arrived: int, carried: int, average: int) -> None:
+        part = self._part(pointer)
+        shape = part.workers, part.packets
+        came = self._view(arrived, shape[0] * shape[1], c_uint8).reshape(shape).astype(bool)
+        whole = came.all(axis=1)
+        matrix = np.empty((part.workers, part.count), np.float32)
+        for sender in range(part.workers):
+            matrix[sender] = self._view(gradients[sender], part.count, c_float)
+            if not whole[sender]:
+                matrix[sender][~part.spread(came[sender])] = 0
+        self._view(average, part.count, c_float)[:] = self.rule.average(
+            part, matrix, came, self._view(carried, shape[0] * shape[1], c_float).reshape(shape))
+
+    def _receive(self, _context: Any, pointer: Any, worker: int, age: int, values: int) -> None:
+        part = self._part(pointer)
+        self.rule.receive(part, worker, self._view(values, part.count, c_float),
+                          self._view(age, part.packets, c_uint32))
