@@ -473,7 +473,8 @@ static int prepare(struct trainer *t, bool training) {
     if ((o->sample_every && generate_check_tokenizer(t->tokenizer)) || trainer_open(t, c, training))
         return -1;
     t->view.facts.batch = t->B, t->view.facts.seq = t->T;
-    t->view.facts.train_tokens = t->train ? dataloader_tokens(t->train) : 0;
+    t->view.facts.data.tokens = t->train ? dataloader_tokens(t->train) : 0;
+    t->view.facts.data.checksum = t->train ? dataloader_sum(t->train) : 0;
     return training_enter(&t->view);
 }
 

@@ -32,9 +32,11 @@ struct run_info {
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */
-    uint64_t train_tokens;           /* number of tokens in the data; 0 without data */
-    size_t packet_bytes, packets;    /* packets: number of packets of one vector, over all owners */
-    size_t moments;                  /* elements of a moment, of the worker that owns most */
+    struct {
+        uint64_t tokens, checksum;
+    } data; /* training data: number of tokens, and their checksum; 0 without data */
+    size_t packet_bytes, packets; /* packets: number of packets of one vector, over all owners */
+    size_t moments;               /* elements of a moment, of the worker that owns most */
 };
 
 json_t *

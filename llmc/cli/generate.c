@@ -110,8 +110,13 @@ static int draw_tokens(struct generation *g, generate_show show, void *context) 
         int32_t token = sampler_draw(g->logits, g->model->vocabulary, s->temperature, s->top_p,
                                      random_uniform(key, (uint64_t)i), g->scratch);
         if (token == eos) break;
-        if (token >= tokenizer_vocabulary(g->tokenizer))
-            break; /* ids of a padded vocabulary that the tokenizer does not have */
+        if (token >= tokenizer_vocabulary(g->tokenizer)) { /* of a padded vocabulary */
+            if (*s->prompt)
+                log_error("the text ends at id %d: the model has %d ids, the tokenizer %d; if that "
+                          "happens often, it is not the model's",
+                          token, g->model->vocabulary, tokenizer_vocabulary(g->tokenizer));
+            break;
+        }
         g->tokens[g->count++] = token;
         if (show_token(g, token, show, context)) return -1;
     }

@@ -32,7 +32,7 @@ const weight *data_parallel_weights(struct data_parallel *d, const float *params
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w);
 
 /* Sets what a checkpoint, the log and the terminal tell of the run, except for revision,
- * faster_in_bf16, batch, seq and train_tokens, which the caller sets. */
+ * faster_in_bf16, batch, seq and data, which the caller sets. */
 void data_parallel_facts(const struct data_parallel *d, struct run_info *facts);
 
 #ifdef __cplusplus

@@ -452,7 +452,8 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
     const char *name;
     json_t *value;
     json_object_foreach(json_object_get(is, "settings"), name, value) {
-        compare_value(list, name, json_object_get(json_object_get(was, "settings"), name), value);
+        const json_t *before = json_object_get(json_object_get(was, "settings"), name);
+        if (before) compare_value(list, name, before, value); /* an older checkpoint may lack it */
     }
     for (int i = 0; (e = options_entry(i)) != NULL; i++) {
         if (!(e->marks & LOSSYNET_RESUMED)) continue;

@@ -347,6 +347,13 @@ uint64_t dataloader_tokens(const struct dataloader *loader) {
     return loader->tokens;
 }
 
+uint64_t dataloader_sum(const struct dataloader *loader) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < loader->count; i++)
+        sum = random_mix(sum ^ loader->files[i].count) + loader->files[i].sum;
+    return sum;
+}
+
 /* ---- training: the permutation is computed, not stored ----------------------------------- */
 
 /* A bijection of 64-bit numbers that mixes all bits. */

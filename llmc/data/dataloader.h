@@ -84,6 +84,7 @@ const char *dataloader_shared(const struct dataloader *loader, const struct data
 
 size_t dataloader_files(const struct dataloader *loader);
 uint64_t dataloader_tokens(const struct dataloader *loader); /* in all files */
+uint64_t dataloader_sum(const struct dataloader *loader); /* a checksum of them, in their order */
 
 /* ---- training: windows of T+1 tokens, stride T, none across two files ---- */
 

@@ -423,6 +423,12 @@ void options_print_unused(const struct options *o) {
         }
         if (*before == ',') printf(": no effect %s\n", needs[n].otherwise);
     }
+    if (o->warmup > o->steps)
+        printf("--warmup %d: training ends after %d steps, before the rate has reached --lr\n",
+               o->warmup, o->steps);
+    else if (o->schedule == SCHEDULE_WSD && o->warmup > o->steps - lround(o->decay * o->steps))
+        printf("--decay %g: the rate falls only after --warmup, in the last %d steps\n", o->decay,
+               o->steps - o->warmup);
 }
 
 bool options_one_worker(const struct options *o) {

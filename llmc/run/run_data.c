@@ -1,9 +1,44 @@
 /* run_data.c — see run_data.h. */
 #include "llmc/run/run_data.h"
 
+#include "llmc/checkpoint/checksum.h"
 #include "llmc/data/tokenizer_file.h"
 #include "llmc/log/error.h"
 #include "llmc/util/file.h"
+
+/* Says that two tokenizers differ: that beside some data (NULL: there is none), and `path`. */
+static int compare_tokenizers(const struct dataloader *data, const char *option, const char *path,
+                              const char *whose) {
+    const char *beside = dataloader_tokenizer(data);
+    char sum[2][CHECKSUM_TEXT_BYTES];
+    uint64_t bytes;
+    if (!beside || !path || access(path, F_OK) || log_rank > 0 ||
+        strcmp(tokenizer_file_name(beside), tokenizer_file_name(path)) != 0)
+        return 0;
+    if (checksum_file(beside, sum[0], &bytes) || checksum_file(path, sum[1], &bytes)) return -1;
+    if (strcmp(sum[0], sum[1]) != 0)
+        log_error("'%s', beside the files of %s, differs from '%s', %s: if their ids stand for "
+                  "other text, the result says nothing",
+                  beside, option, path, whose);
+    return 0;
+}
+
+/* Says what data and model do not have in common. */
+static int compare_data(const struct options *o, const struct dataloader *train,
+                        const struct dataloader *val) {
+    char model[FILE_PATH_BYTES];
+    const int known = train ? dataloader_vocabulary(train) : 0;
+    if (known && val && dataloader_vocabulary(val) && dataloader_vocabulary(val) != known &&
+        log_rank <= 0)
+        log_error("--val was made with a vocabulary of %d, --train with one of %d: expected the "
+                  "same tokenizer, else the perplexity says nothing",
+                  dataloader_vocabulary(val), known);
+    if (tokenizer_file_in(model, o->model)) return -1;
+    if (train && val && compare_tokenizers(val, "--val", dataloader_tokenizer(train), "of --train"))
+        return -1;
+    return train ? compare_tokenizers(train, "--train", model, "the model's")
+                 : compare_tokenizers(val, "--val", model, "the model's");
+}
 
 int run_data_open(const struct options *o, bool training, int workers, int length,
                   struct llama_config *c, struct dataloader **train, struct dataloader **val) {
@@ -23,7 +58,7 @@ int run_data_open(const struct options *o, bool training, int workers, int lengt
                   "perplexity will be that "
                   "of text that the model has learnt",
                   shared);
-    return 0;
+    return compare_data(o, *train, *val);
 }
 
 int run_data_open_choices(const struct options *o, struct llama_config *c,

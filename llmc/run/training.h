@@ -47,7 +47,7 @@ struct training_view { /* the part of a run that the same ranks train */
     bool continues;   /* the state came from ranks of an earlier view (--meet) */
     const char *from; /* the checkpoint that it begins at; NULL: none */
     json_t *saved;    /* its trainer.json */
-    /* The caller sets faster_in_bf16, batch, seq and train_tokens before training_enter. */
+    /* The caller sets faster_in_bf16, batch, seq and data before training_enter. */
     struct run_info facts;
     struct async_writer *saver;
     struct jsonl *log;

@@ -1,10 +1,12 @@
 """Tests runs whose files change while they are read: nothing wrong comes out of them with exit code 0."""
 import os
+import re
+import shutil
 import signal
 
 import pytest
 
-from program import TIMEOUT, events, markov_tokens, run, succeed, write_tokens
+from program import ROOT, TIMEOUT, events, markov_tokens, run, small_model, succeed, write_tokens
 from test_resume import (VOCABULARY, checkpoint, children, data, one_line,  # pylint: disable=unused-import
                          settings, start, steps_done, wait_for)
 
@@ -162,3 +164,62 @@ def test_a_file_of_both_training_and_validation(data, tmp_path, make):
     (line,) = both.stderr.splitlines()
     assert f"--train has the file '{val}' of --val, too, or a copy of it" in line
     assert not succeed(*settings(data, tmp_path / "apart", steps=1)).stderr
+
+
+# ---- data and tokenizers that do not belong together ----
+
+def test_a_resumed_run_says_that_its_data_are_others(tmp_path):
+    """As many tokens as before, of another text."""
+    data, out = tmp_path / "train.bin", tmp_path / "out"
+    command = ["--model=260K", f"--train={data}", "--seq=16", "--batch=1", "--steps=4", f"--out={out}"]
+    write_tokens(data, markov_tokens(3000, 300, 1), 512)
+    succeed(*command)
+    said = succeed(*command[:-2], "--steps=6", f"--out={out}", "--resume=auto").stdout
+    assert "train_checksum" not in said
+    write_tokens(data, markov_tokens(3000, 300, 2), 512)
+    said = succeed(*command[:-2], "--steps=6", f"--out={tmp_path}/again", f"--resume={out}/checkpoint-00000004").stdout
+    assert re.search(r'cannot be identical:\n  train_checksum was "\w{16}", is "\w{16}"\n', said), said
+
+
+def test_tokenizers_that_differ_are_told(tmp_path):
+    """The tokenizers beside --train, beside --val and in --model; vocabularies of token files."""
+    for folder, text in ("a", "one"), ("b", "one"), ("c", "other"):
+        (tmp_path / folder).mkdir()
+        write_tokens(tmp_path / folder / "data.bin", markov_tokens(600, 60, ord(folder)), 64)
+        (tmp_path / folder / "tokenizer.model").write_text(text)
+    write_tokens(tmp_path / "d.bin", markov_tokens(600, 60, 4), 70)
+    small_model(tmp_path / "model", 64)
+    shutil.copy(tmp_path / "a" / "tokenizer.model", tmp_path / "model")
+
+    def said(*options):
+        done = succeed("--seq=16", *options)
+        return done.stderr
+
+    train = ["--model=260K", "--steps=1", "--batch=1", f"--train={tmp_path}/a/data.bin"]
+    assert said(*train, f"--val={tmp_path}/b/data.bin") == ""
+    line = said(*train, f"--val={tmp_path}/c/data.bin")
+    assert line.count("\n") == 1 and f"'{tmp_path}/c/tokenizer.model', beside the files of --val, differs from" in line
+    assert "vocabulary of 70, --train with one of 64" in said(*train, f"--val={tmp_path}/d.bin", "--vocab-size=80")
+    evaluation = ["--eval", f"--model={tmp_path}/model"]
+    assert said(*evaluation, f"--val={tmp_path}/a/data.bin") == ""
+    assert "the model's: if their ids stand for other text" in said(*evaluation, f"--val={tmp_path}/c/data.bin")
+    assert "beside the files of --train, differs" in said(
+        f"--model={tmp_path}/model", "--steps=1", f"--train={tmp_path}/c/data.bin", "--batch=1")
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_told(tmp_path):
+    write_tokens(tmp_path / "train.bin", markov_tokens(600, 60, 1), 64)
+    four = ["--model=260K", "--seq=16", "--batch=1", f"--train={tmp_path}/train.bin", "--steps=4"]
+    assert "--warmup 5: training ends after 4 steps, before the rate has reached --lr\n" in succeed(*four, "--warmup=5").stdout
+    assert "training ends" not in succeed(*four, "--warmup=4").stdout
+    said = succeed(*four, "--warmup=3", "--schedule=wsd", "--decay=0.5").stdout
+    assert "--decay 0.5: the rate falls only after --warmup, in the last 1 steps\n" in said
+    assert "falls only" not in succeed(*four, "--warmup=2", "--schedule=wsd", "--decay=0.5").stdout
+
+
+def test_a_text_that_ends_at_an_id_without_text_is_told(tmp_path):
+    """The tokenizer has 97 ids, and the model 4,000."""
+    small_model(tmp_path / "model", 4000)
+    tokenizer = ROOT / "test" / "goldens" / "choices" / "tokenizer.model"
+    done = succeed("--generate=Once", f"--model={tmp_path}/model", f"--tokenizer={tokenizer}", "--temperature=1", "--top-p=1")
+    assert re.fullmatch(r"train_llama2: the text ends at id \d+: the model has 4000 ids, the tokenizer 97; .*\n", done.stderr)
