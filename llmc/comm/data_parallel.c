@@ -40,8 +40,6 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     if (backend_select(d->options, &d->layout->config, &run, &d->world, tell, choice)) return -1;
     d->be = choice->backend;
     if (comm_check_device(d->options, d->be->on_device)) return -1;
-    if (d->options->optimizer == OPTIMIZER_MUON && !d->be->muon)
-        return log_error("--optimizer muon: expected --device cpu");
     d->placement = placement_of(&run.run);
     const struct lossynet_settings network =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);

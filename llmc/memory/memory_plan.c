@@ -158,8 +158,13 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
     const double logits =
         (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
         (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
+    /* Muon has its working memory where the logits were. */
+    const int HD = c->heads * c->head_size, longest = c->hidden > HD ? c->hidden : HD;
+    const double muon = s->owners.largest > 0 && !s->run.evaluates
+                            ? (double)backend_cuda_muon_bytes(longest, c->width, element)
+                            : 0;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    return cudnn_bytes(c, s) + logits + (attention > norm ? attention : norm) +
+    return cudnn_bytes(c, s) + fmax(logits, muon) + (attention > norm ? attention : norm) +
            MEMORY_PLAN_OPENED_BYTES;
 }
 

@@ -8,6 +8,7 @@
 #include "llmc/backend/cuda/classifier.cuh"
 #include "llmc/backend/cuda/embedding.cuh"
 #include "llmc/backend/cuda/exchange.cuh"
+#include "llmc/backend/cuda/muon.cuh"
 #include "llmc/backend/cuda/norm.cuh"
 #include "llmc/backend/cuda/rmsnorm.cuh"
 #include "llmc/backend/cuda/rope.cuh"
@@ -211,6 +212,31 @@ template <typename T> struct operations {
                    weight_decay, gradient_scale, 0);
         finish();
     }
+    static void product(void *out, bool is_float32, const T *a, const T *b, bool transpose_a,
+                        bool transpose_b, int M, int N, int K) {
+        const size_t a_row = transpose_a ? 1 : K, a_column = transpose_a ? M : 1;
+        const size_t b_row = transpose_b ? 1 : N, b_column = transpose_b ? K : 1;
+        if (is_float32)
+            matmul<T, float>(out, a, a_row, a_column, b, b_row, b_column, M, N, K, false);
+        else
+            matmul<T>(out, a, a_row, a_column, b, b_row, b_column, M, N, K, false);
+    }
+    static void muon(tensor *param, float *master, float *m, float *ahead, const float *gradient,
+                     int rows, int cols, const struct muon_settings *settings, float learning_rate,
+                     float weight_decay, float gradient_scale) {
+        const struct muon_matrix k = {rows,         cols,           learning_rate,
+                                      weight_decay, gradient_scale, *settings};
+        workspace memory(muon_workspace<T>::bytes(rows, cols)), list(sizeof(struct norm_vector));
+        const muon_workspace<T> w(rows, cols, memory.memory);
+        const struct norm_vector u = {w.u, w.n};
+        copy(list.memory, &u, sizeof u);
+        const struct norm_vector *vector = (const struct norm_vector *)list.memory;
+        if (param == (tensor *)master)
+            cuda_muon(master, master, m, ahead, gradient, &k, w, vector, product, 0);
+        else
+            cuda_muon((T *)param, master, m, ahead, gradient, &k, w, vector, product, 0);
+        finish();
+    }
     static void convert(tensor *to, const float *from, size_t n) {
         cuda_convert((T *)to, from, n, 0);
         finish();
@@ -314,7 +340,8 @@ template <typename T> struct operations {
         b.attention_forward = attention_forward, b.attention_backward = attention_backward;
         b.attention_continue = attention_continue;
 #endif
-        b.adamw = adamw, b.sum_of_squares = sum_of_squares, b.sums_of_squares = sums_of_squares;
+        b.adamw = adamw, b.muon = muon, b.sum_of_squares = sum_of_squares,
+        b.sums_of_squares = sums_of_squares;
         b.weighted_sum = weighted_sum;
         b.exchange_round = exchange_round, b.exchange_average = exchange_average;
         b.exchange_copy = exchange_copy, b.gather = gather;

@@ -115,7 +115,7 @@ struct inputs;
 struct inputs *inputs_new(void);
 void inputs_free(struct inputs *in);
 
-enum { OUTPUTS = 30 };
+enum { OUTPUTS = 34 };
 struct outputs {
     int count;
     size_t bytes[OUTPUTS];

@@ -134,6 +134,12 @@ static void run_update(const struct inputs *in, struct outputs *o) {
     float *ahead = (float *)output(o, "adamw: ahead", bytes, NULL);
     b->adamw(output(o, "adamw: parameters", n * b->weight_bytes, NULL), master, m, v, ahead,
              big + n, n, &settings, 3, 0.01f, 0.1f, 0.7f);
+    const struct muon_settings muon = {0.95f, 0.5f};
+    float *matrix = (float *)output(o, "muon: master", 40 * 24 * sizeof(float), big);
+    b->muon(output(o, "muon: parameters", 40 * 24 * b->weight_bytes, NULL), matrix,
+            (float *)output(o, "muon: m", 40 * 24 * sizeof(float), in->m.value),
+            (float *)output(o, "muon: ahead", 40 * 24 * sizeof(float), NULL), big + n, 40, 24,
+            &muon, 0.01f, 0.1f, 0.7f);
     double squares = b->sum_of_squares(big, 2 * n);
     b->upload(output(o, "sum_of_squares", sizeof squares, NULL), &squares, sizeof squares);
     const float *sender[] = {big, big + n};

@@ -4,11 +4,12 @@ import hashlib
 import numpy as np
 import pytest
 
-from program import markov_tokens, run, succeed, tensors, write_tokens
+from program import BUILD, markov_tokens, run, small_model, succeed, tensors, write_tokens
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(60)]
 
 VOCABULARY = 64
+EMULATED = BUILD / "emulated" / "train_llama2"
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +47,19 @@ def test_bits_do_not_depend_on_the_processes(data, tmp_path, changes):
         succeed(*settings(data, tmp_path / str(ranks), **changes), ranks=ranks)
     assert digest(tmp_path / "2", 6) == digest(tmp_path / "0", 6)
     assert digest(tmp_path / "8", 6) == digest(tmp_path / "0", 6)
+
+
+@pytest.mark.skipif(not EMULATED.exists(), reason="make tests builds the emulated device")
+@pytest.mark.parametrize("changes", [
+    {"dtype": "bf16"}, {"dtype": "bf16", "group": 2}, {"dtype": "float32", "plain": True},
+], ids=lambda c: "-".join(map(str, c.values())))
+def test_bits_on_a_device_do_not_depend_on_the_processes(data, tmp_path, changes):
+    small = small_model(tmp_path / "small", VOCABULARY)
+    for ranks in 0, 2, 4:
+        succeed(*settings(data, tmp_path / str(ranks), model=small, workers=4, steps=2, seq=8, device="cuda", **changes),
+                ranks=ranks, program=EMULATED)
+    assert digest(tmp_path / "2", 2) == digest(tmp_path / "0", 2)
+    assert digest(tmp_path / "4", 2) == digest(tmp_path / "0", 2)
 
 
 def test_resumed_in_other_processes_and_with_other_workers(data, tmp_path):

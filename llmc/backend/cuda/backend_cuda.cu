@@ -17,6 +17,7 @@
 #include "llmc/backend/cuda/device.h"
 
 #include "llmc/backend/cuda/adamw.cuh"
+#include "llmc/backend/cuda/muon.cuh"
 #include "llmc/backend/cuda/attention/attention.cuh"
 #include "llmc/backend/cuda/attention/cudnn.cuh"
 #include "llmc/backend/cuda/classifier.cuh"
@@ -432,6 +433,42 @@ static void adamw(tensor *param, float *master, float *m, float *v, float *ahead
     }
 }
 
+/* A product of Muon's: out, float32 or of the working type, and whole arrays. */
+static void muon_product(void *out, bool is_float32, const element *a, const element *b,
+                         bool transpose_a, bool transpose_b, int M, int N, int K) {
+    const struct product p = {transpose_a,
+                              transpose_b,
+                              M,
+                              N,
+                              K,
+                              (size_t)(transpose_a ? M : K),
+                              (size_t)(transpose_b ? K : N),
+                              (size_t)N,
+                              working_type,
+                              is_float32 ? DTYPE_FLOAT32 : working_type,
+                              false};
+    device_product(out, a, b, &p);
+}
+
+/* The logits' memory is free now. */
+static void muon(tensor *param, float *master, float *m, float *ahead, const float *gradient,
+                 int rows, int cols, const struct muon_settings *settings, float learning_rate,
+                 float weight_decay, float gradient_scale) {
+    device_scope scope;
+    const struct muon_matrix k = {rows,         cols,           learning_rate,
+                                  weight_decay, gradient_scale, *settings};
+    const size_t bytes = muon_workspace<element>::bytes(rows, cols);
+    const muon_workspace<element> w(rows, cols, device_scratch_memory(SCRATCH_LOGITS, bytes));
+    const struct norm_vector u = {w.u, w.n};
+    arguments list(sizeof u);
+    const struct norm_vector *vector = list.add(&u, 1);
+    if (param == (tensor *)master)
+        cuda_muon(master, master, m, ahead, gradient, &k, w, vector, muon_product, device_stream());
+    else
+        cuda_muon((element *)param, master, m, ahead, gradient, &k, w, vector, muon_product,
+                  device_stream());
+}
+
 /* At most NORM_MOST vectors. */
 enum { NORM_MOST = 1024 };
 static void some_sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
@@ -701,6 +738,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.swiglu_backward = swiglu_backward;
     b.classifier = classifier;
     b.adamw = adamw;
+    b.muon = muon;
     b.sum_of_squares = sum_of_squares;
     b.sums_of_squares = sums_of_squares;
     b.weighted_sum = weighted_sum;

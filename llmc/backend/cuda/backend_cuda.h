@@ -44,6 +44,19 @@ static inline int backend_cuda_logits_rows(int N, int V, size_t element_bytes) {
     return rows < (size_t)N ? (int)rows : N;
 }
 
+/* Elements that an array of Muon's working memory has room for, and the bytes of these arrays for a
+ * matrix (muon.cuh). */
+static inline size_t backend_cuda_muon_room(size_t elements) {
+    return (elements + 127) / 128 * 128;
+}
+
+static inline size_t backend_cuda_muon_bytes(int rows, int cols, size_t element_bytes) {
+    const size_t S = (size_t)(rows < cols ? rows : cols);
+    const size_t n = backend_cuda_muon_room((size_t)rows * (size_t)cols);
+    const size_t square = backend_cuda_muon_room(S * S);
+    return sizeof(float) * (n + square) + element_bytes * (n + 2 * square);
+}
+
 #ifdef __cplusplus
 }
 #endif
