@@ -274,6 +274,44 @@ struct lossynet_option {
     const char *expected;
 };
 
+/* A file that has a table of options defines LOSSYNET_OPTION_ROWS, the struct of the values, before it includes
+ * this header, and gets the forms of a row and short names of marks. */
+#ifdef LOSSYNET_OPTION_ROWS
+#define OPTION_AT(field) offsetof(LOSSYNET_OPTION_ROWS, field)
+#define TITLE(text)                                                                                \
+    { .name = text, .kind = LOSSYNET_OPTION_TITLE }
+#define ELSEWHERE(text)                                                                            \
+    { .name = text, .kind = LOSSYNET_OPTION_ELSEWHERE }
+#define OPTION(n, k, field, m, i, a, h, ...)                                                       \
+    {                                                                                              \
+        .name = n, .kind = LOSSYNET_OPTION_##k, .offset = OPTION_AT(field), .marks = m,            \
+        .initial = i, .argument = a, .help = h, __VA_ARGS__                                        \
+    }
+#define SWITCH(name, field, marks, help)                                                           \
+    OPTION(name, FLAG, field, marks, NULL, NULL, help, .low = 0)
+#define STRING(name, field, marks, initial, argument, help)                                        \
+    OPTION(name, TEXT, field, marks, initial, argument, help, .low = 0)
+#define STRING_THAT(is, what, name, field, marks, initial, argument, help)                         \
+    OPTION(name, TEXT, field, marks, initial, argument, help, .fits = is, .expected = what)
+#define WHOLE(name, field, marks, initial, least, most, argument, help)                            \
+    OPTION(name, WHOLE, field, marks, initial, argument, help, .low = least, .high = most)
+#define SEED(name, field, marks, initial, help)                                                    \
+    OPTION(name, WHOLE64, field, marks, initial, "N", help, .low = 0, .high = 9007199254740992.0)
+#define REAL(name, field, marks, initial, least, most, argument, help)                             \
+    OPTION(name, REAL, field, marks, initial, argument, help, .low = least, .high = most)
+#define ONE_OF(name, field, marks, initial, list, argument, help)                                  \
+    OPTION(name, CHOICE, field, marks, initial, argument, help, .choices = list)
+#define RUN LOSSYNET_RUN
+#define RESUMED LOSSYNET_RESUMED
+#define NEUTRAL LOSSYNET_NEUTRAL
+#define EACH_RANK LOSSYNET_EACH_RANK
+#define IF_LOSES LOSSYNET_IF_LOSES
+#define IF_LOSSY LOSSYNET_IF_LOSSY
+#define IF_BROADCASTS LOSSYNET_IF_BROADCASTS
+#define IF_ESTIMATES LOSSYNET_IF_ESTIMATES
+#define IF_DATAGRAMS LOSSYNET_IF_DATAGRAMS
+#endif
+
 enum { LOSSYNET_AUTO = -1 };
 enum {
     LOSSYNET_WIRE_AUTO = LOSSYNET_INT4 + 1

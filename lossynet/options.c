@@ -5,6 +5,7 @@
  * A line has an option's name, range, default and help text once. What `auto` means is said here, too:
  * it depends on other options and on how many ranks there are.
  */
+#define LOSSYNET_OPTION_ROWS struct lossynet_options
 #include "lossynet/comm.h"
 #include "lossynet/lossynet_trainer.h"
 
@@ -41,49 +42,6 @@ static bool is_traffic_class(const char *text) {
 }
 
 /* ---- the table -------------------------------------------------------------------------- */
-
-#define AT(field) offsetof(struct lossynet_options, field)
-#define SWITCH(name, field, marks, help)                                                           \
-    { name, LOSSYNET_OPTION_FLAG, AT(field), marks, NULL, 0, 0, NULL, NULL, help, NULL, NULL }
-#define STRING(name, field, marks, initial, argument, help)                                        \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_TEXT, AT(field), marks, initial, 0, 0, NULL, argument, help, NULL,   \
-            NULL                                                                                   \
-    }
-#define STRING_THAT(fits, expected, name, field, marks, initial, argument, help)                   \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_TEXT, AT(field), marks, initial, 0, 0, NULL, argument, help, fits,   \
-            expected                                                                               \
-    }
-#define WHOLE(name, field, marks, initial, low, high, argument, help)                              \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_WHOLE, AT(field), marks, initial, low, high, NULL, argument, help,   \
-            NULL, NULL                                                                             \
-    }
-#define SEED(name, field, marks, initial, help)                                                    \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_WHOLE64, AT(field), marks, initial, 0, 9007199254740992.0, NULL,     \
-            "N", help, NULL, NULL                                                                  \
-    }
-#define REAL(name, field, marks, initial, low, high, argument, help)                               \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_REAL, AT(field), marks, initial, low, high, NULL, argument, help,    \
-            NULL, NULL                                                                             \
-    }
-#define ONE_OF(name, field, marks, initial, list, argument, help)                                  \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_CHOICE, AT(field), marks, initial, 0, 0, list, argument, help, NULL, \
-            NULL                                                                                   \
-    }
-
-#define RESUMED LOSSYNET_RESUMED
-#define NEUTRAL LOSSYNET_NEUTRAL
-#define EACH_RANK LOSSYNET_EACH_RANK
-#define IF_LOSES LOSSYNET_IF_LOSES
-#define IF_LOSSY LOSSYNET_IF_LOSSY
-#define IF_BROADCASTS LOSSYNET_IF_BROADCASTS
-#define IF_ESTIMATES LOSSYNET_IF_ESTIMATES
-#define IF_DATAGRAMS LOSSYNET_IF_DATAGRAMS
 
 static const struct lossynet_option table[] = {
     REAL("look-ahead", look_ahead, RESUMED, "0", 0, 100, "STEPS",

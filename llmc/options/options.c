@@ -1,4 +1,5 @@
 /* options.c — the table of options and its parser. See options.h. */
+#define LOSSYNET_OPTION_ROWS struct options
 #include "llmc/options/options.h"
 #include "llmc/options/options_table.h"
 #include "llmc/model/activations.h"
@@ -24,56 +25,14 @@ static const char *const progress_names[] = {"auto", "on", "off", NULL};
 static const char *const attention_names[] = {"own", "cudnn", "auto", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
 
-#define AT(field) offsetof(struct options, field)
-#define TITLE(text)                                                                                \
-    { text, LOSSYNET_OPTION_TITLE, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL }
-#define NETWORK(name) /* an option of the library's table */                                       \
-    { name, LOSSYNET_OPTION_ELSEWHERE, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL }
-#define SWITCH(name, field, marks, help)                                                           \
-    { name, LOSSYNET_OPTION_FLAG, AT(field), marks, NULL, 0, 0, NULL, NULL, help, NULL, NULL }
-#define STRING(name, field, marks, initial, argument, help)                                        \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_TEXT, AT(field), marks, initial, 0, 0, NULL, argument, help, NULL,   \
-            NULL                                                                                   \
-    }
-#define INTEGER(name, field, marks, initial, low, high, help)                                      \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_WHOLE, AT(field), marks, initial, low, high, NULL, "N", help, NULL,  \
-            NULL                                                                                   \
-    }
-#define SEED(name, field, marks, initial, help)                                                    \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_WHOLE64, AT(field), marks, initial, 0, 9007199254740992.0, NULL,     \
-            "N", help, NULL, NULL                                                                  \
-    }
-#define NUMBER(name, field, marks, initial, low, high, argument, help)                             \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_REAL, AT(field), marks, initial, low, high, NULL, argument, help,    \
-            NULL, NULL                                                                             \
-    }
-#define ONE_OF(name, field, marks, initial, list, argument, help)                                  \
-    {                                                                                              \
-        name, LOSSYNET_OPTION_CHOICE, AT(field), marks, initial, 0, 0, list, argument, help, NULL, \
-            NULL                                                                                   \
-    }
-
-enum { /* short names in the table */
-       RUN = LOSSYNET_RUN,
-       RESUMED = LOSSYNET_RESUMED,
-       NEUTRAL = LOSSYNET_NEUTRAL,
-       EACH_RANK = LOSSYNET_EACH_RANK,
-       IF_LOSSY = LOSSYNET_IF_LOSSY,
-       IF_DATAGRAMS = LOSSYNET_IF_DATAGRAMS
-};
-
 static const struct lossynet_option table[] = {
     TITLE("Model"),
     STRING(
         "model", model, EACH_RANK, "15M", "PRESET|DIR|FILE",
         "a preset (260K 1M 3M 15M 42M 110M 1.1B 7B 13B 70B), a Hugging Face Llama directory, or a "
         "config.json alone, to train a model of that shape from random parameters"),
-    INTEGER("vocab-size", vocabulary, RUN, "0", 0, 1 << 20,
-            "size of a preset's vocabulary; 0: that of the data"),
+    WHOLE("vocab-size", vocabulary, RUN, "0", 0, 1 << 20, "N",
+          "size of a preset's vocabulary; 0: that of the data"),
     ONE_OF("device", device, EACH_RANK, "auto", device_names, "auto|cpu|cuda", "where to compute"),
     ONE_OF("dtype", dtype, RUN, "auto", dtype_names, "auto|float32|bf16",
            "type of activations and of the weights in use. auto: bf16 on cuda, float32 on the CPU. "
@@ -88,11 +47,11 @@ static const struct lossynet_option table[] = {
            "to train with sequences of 512 tokens or more on sm_90 and newer, if it is installed, "
            "agrees with our kernels, repeats its own bits, and fits the memory. The log has the "
            "choice, and a checkpoint keeps it"),
-    INTEGER("threads", threads, NEUTRAL | EACH_RANK, "0", 0, 4096,
-            "CPU threads of this rank; 0: its share of the host's cores"),
-    NUMBER("memory", memory, NEUTRAL | EACH_RANK, "0", 0, 1e9, "GB",
-           "memory that all ranks of a host may use together. A run that needs more is refused. 0: "
-           "what the host and its control groups have available"),
+    WHOLE("threads", threads, NEUTRAL | EACH_RANK, "0", 0, 4096, "N",
+          "CPU threads of this rank; 0: its share of the host's cores"),
+    REAL("memory", memory, NEUTRAL | EACH_RANK, "0", 0, 1e9, "GB",
+         "memory that all ranks of a host may use together. A run that needs more is refused. 0: "
+         "what the host and its control groups have available"),
 
     TITLE("Data"),
     STRING("train", train, EACH_RANK, NULL, "GLOB", "token files to train on (llm.c format)"),
@@ -105,49 +64,49 @@ static const struct lossynet_option table[] = {
            "tokenizer.model; default: the one beside the data or the model"),
 
     TITLE("Optimisation"),
-    INTEGER("batch", batch, RUN, "8", 1, 1 << 20, "sequences per worker in a micro-batch"),
-    INTEGER("seq", seq, RUN, "0", 0, 1 << 24,
-            "tokens per sequence; 0: the model's length, at most 1024"),
-    INTEGER("micro-batches", micro_batches, RESUMED, "1", 1, 1 << 20,
-            "micro-batches whose gradients a worker adds up in a step"),
-    INTEGER("steps", steps, RUN, "1000", 1, INT_MAX, "training steps"),
+    WHOLE("batch", batch, RUN, "8", 1, 1 << 20, "N", "sequences per worker in a micro-batch"),
+    WHOLE("seq", seq, RUN, "0", 0, 1 << 24, "N",
+          "tokens per sequence; 0: the model's length, at most 1024"),
+    WHOLE("micro-batches", micro_batches, RESUMED, "1", 1, 1 << 20, "N",
+          "micro-batches whose gradients a worker adds up in a step"),
+    WHOLE("steps", steps, RUN, "1000", 1, INT_MAX, "N", "training steps"),
     ONE_OF(
         "optimizer", optimizer, RUN, "adamw", optimizer_names, "adamw|muon",
         "what updates the parameters. muon: Muon for the matrices of layers, AdamW for the rest. "
         "Each matrix then has one owner"),
-    NUMBER("lr", lr, RESUMED, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
-    NUMBER("lr-final", lr_final, RESUMED | IF_FALLS, "0.1", 0, 1, "FRACTION",
-           "learning rate of the last step, as a fraction of the peak; not with constant"),
-    INTEGER("warmup", warmup, RESUMED, "0", 0, INT_MAX, "steps of linear warm-up"),
+    REAL("lr", lr, RESUMED, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
+    REAL("lr-final", lr_final, RESUMED | IF_FALLS, "0.1", 0, 1, "FRACTION",
+         "learning rate of the last step, as a fraction of the peak; not with constant"),
+    WHOLE("warmup", warmup, RESUMED, "0", 0, INT_MAX, "N", "steps of linear warm-up"),
     ONE_OF("schedule", schedule, RUN, "cosine", schedule_names, "cosine|wsd|linear|constant",
            "how the learning rate goes on after the warm-up. wsd (warm-up, stable, decay): it "
            "stays at the peak, and falls only in the last steps. Until then the run can be "
            "continued with more --steps"),
-    NUMBER("decay", decay, RUN, "-1", 0, 1, "SHARE",
-           "wsd: share of --steps in which the rate falls; default: 0.2"),
+    REAL("decay", decay, RUN, "-1", 0, 1, "SHARE",
+         "wsd: share of --steps in which the rate falls; default: 0.2"),
     ONE_OF("decay-shape", decay_shape, IF_WSD, "sqrt", schedule_decay_names, "sqrt|linear",
            "wsd: the rate falls with one minus the root of the share done, or in a line"),
-    NUMBER("beta1", beta1, RESUMED, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
-    NUMBER("beta2", beta2, RESUMED, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
-    NUMBER("adam-eps", adam_eps, RESUMED, "1e-8", 1e-30, 1, "E",
-           "AdamW: epsilon, added to the root of the second moment"),
-    NUMBER("weight-decay", weight_decay, RESUMED, "0.1", 0, 1e3, "W",
-           "AdamW: weight decay of matrices (norms have none)"),
-    NUMBER("clip", clip, RESUMED, "1", 0, 1e30, "NORM",
-           "clip the gradient to this global norm; 0: no clipping"),
-    NETWORK("look-ahead"),
+    REAL("beta1", beta1, RESUMED, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
+    REAL("beta2", beta2, RESUMED, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
+    REAL("adam-eps", adam_eps, RESUMED, "1e-8", 1e-30, 1, "E",
+         "AdamW: epsilon, added to the root of the second moment"),
+    REAL("weight-decay", weight_decay, RESUMED, "0.1", 0, 1e3, "W",
+         "AdamW: weight decay of matrices (norms have none)"),
+    REAL("clip", clip, RESUMED, "1", 0, 1e30, "NORM",
+         "clip the gradient to this global norm; 0: no clipping"),
+    ELSEWHERE("look-ahead"),
     SEED("seed", seed, RESUMED, "1", "seed of the initial weights and of the order of the data"),
 
     TITLE("Loss"),
     ONE_OF("algorithm", algorithm, RESUMED, "lossy", algorithm_names, "NAME",
            "lossy: owners average the gradients that arrive and broadcast parameters. reliable: "
            "the same, but nothing is lost. rps: average models. naive: broadcast gradients"),
-    NETWORK("loss-rate"),
-    NETWORK("loss-model"),
-    NETWORK("loss-at"),
-    NETWORK("loss-seed"),
-    NETWORK("estimator"),
-    SWITCH("plain", plain, RUN | LOSSYNET_IF_BROADCASTS,
+    ELSEWHERE("loss-rate"),
+    ELSEWHERE("loss-model"),
+    ELSEWHERE("loss-at"),
+    ELSEWHERE("loss-seed"),
+    ELSEWHERE("estimator"),
+    SWITCH("plain", plain, RUN | IF_BROADCASTS,
            "the algorithm of the paper and nothing else, for comparisons: --lead off --carry 0 "
            "--repair 0 --wire-dtype float32. Options beside it override it"),
     STRING("rule", rule, RESUMED | IF_LOSSY, NULL, "FILE.so",
@@ -155,32 +114,32 @@ static const struct lossynet_option table[] = {
            "change what "
            "is sent or received (struct lossynet_rule in lossynet.h; examples in "
            "scripts/sweeps/others). On the CPU, algorithm lossy"),
-    NETWORK("lead"),
-    NETWORK("carry"),
-    NETWORK("repair"),
-    NETWORK("repair-at"),
-    NETWORK("repair-budget"),
+    ELSEWHERE("lead"),
+    ELSEWHERE("carry"),
+    ELSEWHERE("repair"),
+    ELSEWHERE("repair-at"),
+    ELSEWHERE("repair-budget"),
 
     TITLE("Network"),
-    NETWORK("workers"),
+    ELSEWHERE("workers"),
     STRING("group", group, RESUMED, "1", "G|host",
            "this many workers share one replica. They average without loss inside the group, and "
            "each sends 1/G of the group's gradient. Other groups see one worker. The last group "
            "may be smaller. host: all ranks of a host"),
-    NETWORK("link"),
-    NETWORK("packet-bytes"),
-    NETWORK("wire-dtype"),
-    NETWORK("interface"),
-    NETWORK("port-range"),
-    NETWORK("pace-gbps"),
-    NETWORK("loss-budget"),
-    NETWORK("traffic-class"),
-    NETWORK("peer-timeout"),
+    ELSEWHERE("link"),
+    ELSEWHERE("packet-bytes"),
+    ELSEWHERE("wire-dtype"),
+    ELSEWHERE("interface"),
+    ELSEWHERE("port-range"),
+    ELSEWHERE("pace-gbps"),
+    ELSEWHERE("loss-budget"),
+    ELSEWHERE("traffic-class"),
+    ELSEWHERE("peer-timeout"),
     STRING("meet", meet, SWEEPS | EACH_START, NULL, "URL",
            "etcd://HOST:PORT/RUN: ranks find each other in etcd under the name RUN, instead of by "
            "mpirun. Ranks may then die and join while the others train on (scripts/elastic.sh)"),
-    INTEGER("meet-ranks", meet_ranks, SWEEPS, "1", 1, 65534,
-            "with --meet: training begins when this many ranks have come"),
+    WHOLE("meet-ranks", meet_ranks, SWEEPS, "1", 1, 65534, "N",
+          "with --meet: training begins when this many ranks have come"),
     ONE_OF(
         "meet-keep", meet_keep, SWEEPS, "worker-batch", keep_names, "worker-batch|global-batch",
         "with --meet: what stays the same when ranks die or join: the batch of each worker, or the "
@@ -188,45 +147,45 @@ static const struct lossynet_option table[] = {
     SWITCH("meet-anew", meet_anew, SWEEPS | EACH_START,
            "with --meet: begin although an earlier start of this run has not ended it. No rank of "
            "that start may still be running"),
-    INTEGER(
-        "meet-process", meet_process, SWEEPS | NEUTRAL | EACH_RANK | EACH_START, "-1", 0, 65534,
-        "with --meet: the number that a launcher knows this process by (scripts/elastic.sh); it "
-        "stands in the store beside the process's rank"),
-    NETWORK("deadline"),
+    WHOLE("meet-process", meet_process, SWEEPS | NEUTRAL | EACH_RANK | EACH_START, "-1", 0, 65534,
+          "N",
+          "with --meet: the number that a launcher knows this process by (scripts/elastic.sh); it "
+          "stands in the store beside the process's rank"),
+    ELSEWHERE("deadline"),
     SWITCH("no-overlap", no_overlap, NEUTRAL | IF_DATAGRAMS,
            "udp, verbs: do not exchange packets while computing"),
-    NETWORK("encrypt"),
-    NETWORK("key-file"),
-    NUMBER("link-gbps", link_gbps, IF_RATED, "100", 1e-6, 1e6, "GBIT",
-           "link speed of a worker, for --dry-run"),
+    ELSEWHERE("encrypt"),
+    ELSEWHERE("key-file"),
+    REAL("link-gbps", link_gbps, IF_RATED, "100", 1e-6, 1e6, "GBIT",
+         "link speed of a worker, for --dry-run"),
 
     TITLE("Output"),
-    NETWORK("record-loss"),
+    ELSEWHERE("record-loss"),
     STRING("out", out, SWEEPS, NULL, "DIR", "directory for checkpoints and log.jsonl"),
     STRING("log", log, SWEEPS | EACH_RANK, NULL, "FILE",
            "log in JSON lines; default: OUT/log.jsonl"),
-    INTEGER("save-every", save_every, NEUTRAL, "0", 0, INT_MAX,
-            "steps between checkpoints; 0: only one, at the end"),
-    INTEGER("keep", keep, NEUTRAL | IF_SAVES, "3", 0, INT_MAX,
-            "how many of the newest checkpoints to keep; 0: all"),
-    NUMBER("shard-size", shard_size, NEUTRAL | IF_SAVES, "1", 1e-6, 1e6, "GB",
-           "largest file of a checkpoint's model. Each file is written by another rank; a smaller "
-           "model is one file"),
+    WHOLE("save-every", save_every, NEUTRAL, "0", 0, INT_MAX, "N",
+          "steps between checkpoints; 0: only one, at the end"),
+    WHOLE("keep", keep, NEUTRAL | IF_SAVES, "3", 0, INT_MAX, "N",
+          "how many of the newest checkpoints to keep; 0: all"),
+    REAL("shard-size", shard_size, NEUTRAL | IF_SAVES, "1", 1e-6, 1e6, "GB",
+         "largest file of a checkpoint's model. Each file is written by another rank; a smaller "
+         "model is one file"),
     STRING("resume", resume, SWEEPS | EACH_START, NULL, "DIR|auto",
            "continue from a checkpoint. auto: from the newest undamaged one in OUT, or from the "
            "start if there is none"),
     SWITCH("overwrite", overwrite, SWEEPS | EACH_START | IF_SAVES,
            "replace an earlier run in OUT: remove its log and its checkpoints"),
-    INTEGER("eval-every", eval_every, NEUTRAL | IF_EVALUATES, "0", 0, INT_MAX,
-            "steps between evaluations; 0: only one, at the end"),
-    INTEGER("eval-sequences", eval_sequences, IF_EVALUATES, "0", 0, INT_MAX,
-            "number of validation sequences to use; 0: all"),
-    INTEGER("stride", stride, IF_EVALUATES, "0", 0, 1 << 24,
-            "evaluate in windows of --seq tokens that begin every N tokens. Each window scores the "
-            "tokens that earlier ones did not (as Hugging Face does). 0: windows do not overlap"),
-    INTEGER("sample-every", sample_every, NEUTRAL, "0", 0, INT_MAX,
-            "steps between samples of text from the model; 0: none"),
-    NETWORK("drift-samples"),
+    WHOLE("eval-every", eval_every, NEUTRAL | IF_EVALUATES, "0", 0, INT_MAX, "N",
+          "steps between evaluations; 0: only one, at the end"),
+    WHOLE("eval-sequences", eval_sequences, IF_EVALUATES, "0", 0, INT_MAX, "N",
+          "number of validation sequences to use; 0: all"),
+    WHOLE("stride", stride, IF_EVALUATES, "0", 0, 1 << 24, "N",
+          "evaluate in windows of --seq tokens that begin every N tokens. Each window scores the "
+          "tokens that earlier ones did not (as Hugging Face does). 0: windows do not overlap"),
+    WHOLE("sample-every", sample_every, NEUTRAL, "0", 0, INT_MAX, "N",
+          "steps between samples of text from the model; 0: none"),
+    ELSEWHERE("drift-samples"),
     ONE_OF("progress", progress, SWEEPS | EACH_RANK, "auto", progress_names, "auto|on|off",
            "show a bar below the lines. auto: on a terminal, also under mpirun"),
     SWITCH("quiet", quiet, SWEEPS | EACH_RANK, "print only errors and warnings"),
@@ -238,12 +197,12 @@ static const struct lossynet_option table[] = {
            "context, endings and label, or llm.c's file of HellaSwag"),
     STRING("generate", generate, SWEEPS, NULL, "PROMPT",
            "continue the text PROMPT with --model DIR"),
-    INTEGER("tokens", tokens, SWEEPS | IF_WRITES, "200", 1, 1 << 20,
-            "number of tokens to generate"),
-    NUMBER("temperature", temperature, SWEEPS | IF_SAMPLES, "0.8", 0, 100, "T",
-           "temperature of sampling; 0: always the likeliest token"),
-    NUMBER("top-p", top_p, SWEEPS | IF_SAMPLES, "0.95", 0, 1, "P",
-           "sample from the likeliest tokens whose probabilities add up to P"),
+    WHOLE("tokens", tokens, SWEEPS | IF_WRITES, "200", 1, 1 << 20, "N",
+          "number of tokens to generate"),
+    REAL("temperature", temperature, SWEEPS | IF_SAMPLES, "0.8", 0, 100, "T",
+         "temperature of sampling; 0: always the likeliest token"),
+    REAL("top-p", top_p, SWEEPS | IF_SAMPLES, "0.95", 0, 1, "P",
+         "sample from the likeliest tokens whose probabilities add up to P"),
     SWITCH("dry-run", dry_run, SWEEPS,
            "print memory, traffic, time on the link and expected drift, and allocate nothing"),
     SWITCH("preflight", preflight, SWEEPS | EACH_START,
@@ -306,7 +265,7 @@ int options_parse(int argc, char **argv, struct options *out) {
         lossynet_option_reset(e, out);
         longs[count].name = e->name;
         longs[count].has_arg = e->kind == LOSSYNET_OPTION_FLAG ? no_argument : required_argument;
-        if (e->offset == AT(help)) longs[count].has_arg = optional_argument;
+        if (e->offset == OPTION_AT(help)) longs[count].has_arg = optional_argument;
         longs[count++].val = 256 + i;
     }
     opterr = 0;
@@ -328,7 +287,7 @@ int options_parse(int argc, char **argv, struct options *out) {
             return 2;
         }
         out->given[c - 256] = true;
-        if (e->offset == AT(help)) out->help_topic = optarg;
+        if (e->offset == OPTION_AT(help)) out->help_topic = optarg;
     }
     if (out->help && !out->help_topic && optind < argc) out->help_topic = argv[optind++];
     if (optind < argc) {
@@ -360,10 +319,10 @@ int options_parse(int argc, char **argv, struct options *out) {
 static const struct {
     unsigned mark;
     const char *otherwise; /* when an option with the mark has no effect */
-} needs[] = {{LOSSYNET_IF_LOSES, "with --algorithm reliable, which loses nothing"},
+} needs[] = {{IF_LOSES, "with --algorithm reliable, which loses nothing"},
              {IF_LOSSY, "without --algorithm lossy"},
-             {LOSSYNET_IF_BROADCASTS, "without --algorithm lossy or reliable"},
-             {LOSSYNET_IF_ESTIMATES, "without --algorithm lossy or naive"},
+             {IF_BROADCASTS, "without --algorithm lossy or reliable"},
+             {IF_ESTIMATES, "without --algorithm lossy or naive"},
              {IF_DATAGRAMS, "without --link udp or verbs"},
              {IF_WSD, "without --schedule wsd"},
              {IF_FALLS, "with --schedule constant"},
@@ -377,13 +336,13 @@ enum { NEEDS = sizeof needs / sizeof *needs };
 
 static bool is_met(const struct options *o, unsigned mark) {
     switch (mark) {
-    case LOSSYNET_IF_LOSES:
+    case IF_LOSES:
         return o->algorithm != ALGORITHM_RELIABLE;
-    case LOSSYNET_IF_BROADCASTS:
+    case IF_BROADCASTS:
         return o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
     case IF_LOSSY:
         return o->algorithm == ALGORITHM_LOSSY;
-    case LOSSYNET_IF_ESTIMATES:
+    case IF_ESTIMATES:
         return o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_NAIVE;
     case IF_DATAGRAMS:
         return o->algorithm != ALGORITHM_RELIABLE && o->net.link != LOSSYNET_LINK_MPI;
