@@ -144,7 +144,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     if (s->arriving && s->group->peers.mapped && !status) {
         if (group_receive(s->group, w, offset, count)) status = LOSSYNET_LINK;
     } else if (s->arriving) {
-        worker_move(w, s->be, ARRAY_PARAMS, (struct run){offset, count, 0});
+        worker_move(w, s->be, ARRAY_PARAMS, (struct range){offset, count, 0});
     }
     if (s->weights && !s->current && !w->master)
         s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,
@@ -155,11 +155,12 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
 
 /* Moves all elements of all workers, or their shards. */
 static void move(const struct bucket_pipeline *s, enum array to, bool shards) {
-    const struct run all = {0, s->layout->count, 0};
+    const struct range all = {0, s->layout->count, 0};
     for (int w = 0; w < s->local && s->placement->staged; w++) {
         const struct worker *k = &s->worker[w];
         if (!shards && !k->shares) worker_move(k, s->be, to, all);
-        for (int b = 0; b < s->layout->buckets && shards; b++) worker_move(k, s->be, to, k->run[b]);
+        for (int b = 0; b < s->layout->buckets && shards; b++)
+            worker_move(k, s->be, to, k->range[b]);
     }
 }
 

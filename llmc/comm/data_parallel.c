@@ -31,23 +31,23 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
 
 int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool training, bool tell,
                          struct backend_choice *choice) {
-    struct memory_plan_settings run = memory_plan_of_options(d->options, d->workers, seq);
-    comm_plan(d->options, d->layout, d->workers, d->world.ranks, &run);
-    run.batch = batch;
-    run.run.evaluates = !training;
-    run.remembers = d->options->generate != NULL;
-    memory_plan_place(&run, d->world.ranks, d->world.rank);
-    if (backend_select(d->options, &d->layout->config, &run, &d->world, tell, choice)) return -1;
+    struct memory_plan_settings plan = memory_plan_of_options(d->options, d->workers, seq);
+    comm_plan(d->options, d->layout, d->workers, d->world.ranks, &plan);
+    plan.batch = batch;
+    plan.run.evaluates = !training;
+    plan.remembers = d->options->generate != NULL;
+    memory_plan_place(&plan, d->world.ranks, d->world.rank);
+    if (backend_select(d->options, &d->layout->config, &plan, &d->world, tell, choice)) return -1;
     d->be = choice->backend;
     if (comm_check_device(d->options, d->be->on_device)) return -1;
-    d->placement = placement_of(&run.run);
+    d->placement = placement_of(&plan.run);
     const struct lossynet_settings network =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);
-    run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
-    if (memory_check(d->options, &d->world, &d->layout->config, &run)) return -1;
+    plan.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
+    if (memory_check(d->options, &d->world, &d->layout->config, &plan)) return -1;
     if (!training) return 0;
-    return attention_choose(d->options, &d->layout->config, batch, seq, run.cudnn, d->be, &d->world,
-                            tell);
+    return attention_choose(d->options, &d->layout->config, batch, seq, plan.cudnn, d->be,
+                            &d->world, tell);
 }
 
 static int open_comm(struct data_parallel *d) {
@@ -98,13 +98,13 @@ static int open_group(struct data_parallel *d) {
                       d->options->net.peer_timeout);
 }
 
-void data_parallel_find_shards(const struct data_parallel *d, int owner, struct run *run) {
+void data_parallel_find_shards(const struct data_parallel *d, int owner, struct range *range) {
     size_t state = 0;
-    for (int b = 0; b < d->layout->buckets; b++, run++) {
-        lossynet_shard(d->comm, owner, b, &run->offset, &run->count);
-        assert(run->offset + run->count <= d->layout->count);
-        run->state = state;
-        state += run->count;
+    for (int b = 0; b < d->layout->buckets; b++, range++) {
+        lossynet_shard(d->comm, owner, b, &range->offset, &range->count);
+        assert(range->offset + range->count <= d->layout->count);
+        range->state = state;
+        state += range->count;
     }
 }
 
@@ -115,8 +115,8 @@ static int give_shards(const struct data_parallel *d) {
     if (!shard) return log_out_of_memory("the list of shards", 0);
     for (int i = 0; i < shards; i++) {
         const struct worker *w = &d->worker[i / buckets];
-        shard[i].average = w->comm_average + d->run[i].state;
-        shard[i].value = w->comm_master + d->run[i].state;
+        shard[i].average = w->comm_average + d->range[i].state;
+        shard[i].value = w->comm_master + d->range[i].state;
     }
     const int failed = lossynet_shards(d->comm, shard) ? -1 : 0;
     free(shard);
@@ -129,21 +129,21 @@ static int allocate_workers(struct data_parallel *d) {
     d->vectors.params = calloc((size_t)d->local, sizeof *d->vectors.params);
     d->vectors.grads = calloc((size_t)d->local, sizeof *d->vectors.grads);
     d->vectors.ahead = calloc((size_t)d->local, sizeof *d->vectors.ahead);
-    d->run = calloc((size_t)d->local * (size_t)d->layout->buckets, sizeof *d->run);
+    d->range = calloc((size_t)d->local * (size_t)d->layout->buckets, sizeof *d->range);
     d->numbers.mine = calloc(3 * (size_t)d->local, sizeof *d->numbers.mine);
     d->numbers.gathered = calloc(3 * (size_t)d->workers, sizeof *d->numbers.gathered);
     d->numbers.news = calloc((size_t)(d->local + d->workers), sizeof *d->numbers.news);
     d->numbers.losses = calloc((size_t)d->workers, sizeof *d->numbers.losses);
     d->numbers.squares = calloc((size_t)d->workers, sizeof *d->numbers.squares);
-    if (!d->worker || !d->vectors.params || !d->vectors.grads || !d->vectors.ahead || !d->run ||
+    if (!d->worker || !d->vectors.params || !d->vectors.grads || !d->vectors.ahead || !d->range ||
         !d->numbers.mine || !d->numbers.news || !d->numbers.gathered || !d->numbers.losses ||
         !d->numbers.squares)
         return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         k->id = d->world.rank * d->local + w;
-        k->run = d->run + (size_t)w * d->layout->buckets;
-        data_parallel_find_shards(d, k->id, d->run + (size_t)w * d->layout->buckets);
+        k->range = d->range + (size_t)w * d->layout->buckets;
+        data_parallel_find_shards(d, k->id, d->range + (size_t)w * d->layout->buckets);
         group_share_vectors(&d->group, d->worker, w);
         if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
             return -1;
@@ -218,7 +218,7 @@ void data_parallel_close(struct data_parallel *d) {
     free(d->vectors.params);
     free(d->vectors.grads);
     free(d->vectors.ahead);
-    free(d->run);
+    free(d->range);
     free(d->numbers.mine);
     free(d->numbers.gathered);
     free(d->numbers.news);
@@ -384,8 +384,8 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
     for (int first = 0; first < shards; first += MOST) {
         const int n = shards - first < MOST ? shards - first : MOST;
         for (int i = 0; i < n; i++) {
-            shard[i] = worker_averaged(&d->worker[(first + i) / buckets], &d->run[first + i]);
-            count[i] = d->run[first + i].count;
+            shard[i] = worker_averaged(&d->worker[(first + i) / buckets], &d->range[first + i]);
+            count[i] = d->range[first + i].count;
         }
         d->be->sums_of_squares(sum, shard, count, n);
         for (int i = 0; i < n; i++) d->numbers.mine[(first + i) / buckets] += sum[i];
@@ -433,14 +433,14 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
         step.lead = knows ? part.lead : lead;
         for (int b = 0; b < d->layout->buckets; b++) {
-            const struct run run = k->run[b];
-            worker_update(k, d->be, d->layout, d->options, &step, run);
+            const struct range range = k->range[b];
+            worker_update(k, d->be, d->layout, d->options, &step, range);
             if (d->vectors.sent_ahead && step.lead == 0) /* a replayed owner that did not lead */
-                d->be->copy(k->ahead + run.state, worker_values(k, &run),
-                            run.count * sizeof(float));
+                d->be->copy(k->ahead + range.state, worker_values(k, &range),
+                            range.count * sizeof(float));
         }
         if (d->vectors.sent_ahead)
-            worker_move(k, d->be, ARRAY_COMM_AHEAD, (struct run){0, k->owned, 0});
+            worker_move(k, d->be, ARRAY_COMM_AHEAD, (struct range){0, k->owned, 0});
     }
     lossynet_broadcast_ahead(d->comm, d->vectors.sent_ahead ? d->vectors.ahead : NULL, lead);
 }
@@ -458,7 +458,7 @@ static void step_replica(void *context, struct worker *w, int set) {
     (void)set;
     d->numbers.mine[w - d->worker] = norm / d->workers;
     step.gradient_scale = worker_clip(d->options, norm);
-    const struct run all = {0, d->layout->count, 0};
+    const struct range all = {0, d->layout->count, 0};
     if (isfinite(norm)) worker_update(w, d->be, d->layout, d->options, &step, all);
 }
 
@@ -477,10 +477,10 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         size_t cursor = 0;
-        struct run run;
-        while (lossynet_next_fresh(d->comm, k->id, &cursor, &run.offset, &run.count)) {
-            run.state = run.offset;
-            worker_update(k, d->be, d->layout, d->options, &step, run);
+        struct range range;
+        while (lossynet_next_fresh(d->comm, k->id, &cursor, &range.offset, &range.count)) {
+            range.state = range.offset;
+            worker_update(k, d->be, d->layout, d->options, &step, range);
         }
     }
     pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false); /* drift and evaluation read them */

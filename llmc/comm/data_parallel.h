@@ -85,7 +85,7 @@ struct data_parallel {
     int local;
     struct worker *worker; /* [local] */
     struct group group;
-    struct run *run;                 /* [local * buckets]: the shards of local workers */
+    struct range *range;             /* [local * buckets]: the shards of local workers */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
     struct data_parallel_vectors vectors;
     struct data_parallel_numbers numbers;
@@ -118,7 +118,7 @@ bool data_parallel_carries(const struct data_parallel *d);
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);
 
 /* run: [buckets]: receives the shards of an owner, in the order of its moments. */
-void data_parallel_find_shards(const struct data_parallel *d, int owner, struct run *run);
+void data_parallel_find_shards(const struct data_parallel *d, int owner, struct range *range);
 
 /* The largest number of elements of each moment that any worker keeps. */
 size_t data_parallel_moments(const struct data_parallel *d);

@@ -85,7 +85,7 @@ const weight *data_parallel_weights(struct data_parallel *d, const float *params
 
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
     if (!d->placement.masters) return data_parallel_weights(d, w->params);
-    worker_move(w, d->be, ARRAY_PARAMS, (struct run){0, d->layout->count, 0});
+    worker_move(w, d->be, ARRAY_PARAMS, (struct range){0, d->layout->count, 0});
     return d->pipeline.weights;
 }
 
@@ -131,12 +131,12 @@ static int initialise_masters(struct data_parallel *d) {
     const bool fills = !d->group.host || w->id == w->group;
     size_t begin = 0, count;
     for (int b = 0; b < d->layout->buckets; b++, begin += count) {
-        const struct run run = w->run[b];
+        const struct range range = w->range[b];
         count = d->layout->bucket_elements[b];
         if (initial_values(d, b, d->vectors.model)) return -1;
-        if (run.count)
-            d->be->upload(w->master + run.state, d->vectors.model + (run.offset - begin),
-                          run.count * sizeof(float));
+        if (range.count)
+            d->be->upload(w->master + range.state, d->vectors.model + (range.offset - begin),
+                          range.count * sizeof(float));
         if (fills && d->placement.copies_bf16)
             narrow(d, b, (uint16_t *)w->comm_params, d->vectors.model, begin);
         else if (fills)

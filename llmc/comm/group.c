@@ -310,14 +310,14 @@ void group_add_bucket(struct group *g, const struct worker *w, int bucket) {
 void group_move_partners(const struct group *g, const struct worker *w, enum array to) {
     for (int b = 0; b < g->layout->buckets; b++) {
         for (int owner = 0; owner < g->workers; owner++) {
-            struct run run = {0};
+            struct range range = {0};
             if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
-            lossynet_shard(g->comm, owner, b, &run.offset, &run.count);
+            lossynet_shard(g->comm, owner, b, &range.offset, &range.count);
             if (to == ARRAY_RESIDUAL) /* adds it to the group's sum in the host's memory */
-                g->be->add_residual(w->comm_grads + run.offset, w->residual + run.offset,
-                                    w->carried, run.count);
+                g->be->add_residual(w->comm_grads + range.offset, w->residual + range.offset,
+                                    w->carried, range.count);
             else
-                worker_move(w, g->be, to, run);
+                worker_move(w, g->be, to, range);
         }
     }
 }
@@ -359,12 +359,12 @@ static size_t begin_of_part(const struct group *g, size_t count, int i) {
 int group_receive(const struct group *g, const struct worker *w, size_t offset, size_t count) {
     const int place = w->id - w->group;
     if (!g->peers.mapped || !w->weights) {
-        worker_move(w, g->be, ARRAY_PARAMS, (struct run){offset, count, 0});
+        worker_move(w, g->be, ARRAY_PARAMS, (struct range){offset, count, 0});
         return 0;
     }
     const size_t own = begin_of_part(g, count, place);
     worker_move(w, g->be, ARRAY_PARAMS,
-                (struct run){offset + own, begin_of_part(g, count, place + 1) - own, 0});
+                (struct range){offset + own, begin_of_part(g, count, place + 1) - own, 0});
     g->be->h2d_wait();
     if (group_wait(g)) return -1;
     for (int i = 0; i < g->size; i++) {

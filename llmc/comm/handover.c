@@ -33,7 +33,7 @@ static void move_owned(const struct data_parallel *d, float *owned, size_t eleme
 
 void handover_release(struct handover *h) {
     for (int o = 0; h->owner && o < h->workers; o++) {
-        free(h->owner[o].run);
+        free(h->owner[o].range);
         free(h->owner[o].age);
     }
     free(h->owner);
@@ -48,12 +48,12 @@ static void packet_span(const struct handover *h, const struct handover_owner *o
                         int *bucket, size_t *before, size_t *offset, size_t *count) {
     const size_t E = h->packet_elements;
     for (;; ++*bucket) {
-        const size_t packets = (owner->run[*bucket].count + E - 1) / E;
+        const size_t packets = (owner->range[*bucket].count + E - 1) / E;
         if (k < *before + packets) break;
         *before += packets;
     }
-    const size_t skip = (k - *before) * E, rest = owner->run[*bucket].count - skip;
-    *offset = owner->run[*bucket].offset + skip;
+    const size_t skip = (k - *before) * E, rest = owner->range[*bucket].count - skip;
+    *offset = owner->range[*bucket].offset + skip;
     *count = rest < E ? rest : E;
 }
 
@@ -83,11 +83,11 @@ static int take_replica(const struct data_parallel *d, int w, uint32_t *age, str
 
 static int describe_owner(const struct data_parallel *d, int o, struct handover_owner *owner) {
     owner->packets = lossynet_ages_of_owner(d->comm, d->worker[0].id, o, NULL);
-    owner->run = take_memory((size_t)d->layout->buckets, sizeof *owner->run);
+    owner->range = take_memory((size_t)d->layout->buckets, sizeof *owner->range);
     owner->age = take_memory(owner->packets, 1);
-    if (!owner->run || !owner->age) return -1;
+    if (!owner->range || !owner->age) return -1;
     memset(owner->age, HANDOVER_NOTHING, owner->packets);
-    data_parallel_find_shards(d, o, owner->run);
+    data_parallel_find_shards(d, o, owner->range);
     return 0;
 }
 
@@ -132,8 +132,8 @@ struct giving {               /* one call of handover_give */
     struct claim *claim; /* [ranks] */
     int *holder; /* [workers of the ended view]: the rank that has this owner's state; -1: none */
     int workers; /* in the ended view */
-    double *square;    /* [spans]: mean of the second moment over survivors */
-    struct run *piece; /* the pieces that this rank gives, in ascending order */
+    double *square;      /* [spans]: mean of the second moment over survivors */
+    struct range *piece; /* the pieces that this rank gives, in ascending order */
     size_t pieces, room;
 };
 
@@ -203,8 +203,8 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
 
 static const size_t WITHOUT = (size_t)-1; /* state of a piece without moments */
 
-static int add_piece(struct giving *g, struct run piece) {
-    struct run *last = g->pieces ? &g->piece[g->pieces - 1] : NULL;
+static int add_piece(struct giving *g, struct range piece) {
+    struct range *last = g->pieces ? &g->piece[g->pieces - 1] : NULL;
     if (!piece.count) return 0;
     if (last && last->offset + last->count == piece.offset && last->state == WITHOUT &&
         piece.state == WITHOUT) {
@@ -213,7 +213,7 @@ static int add_piece(struct giving *g, struct run piece) {
     }
     if (!g->piece || g->pieces == g->room) {
         const size_t room = 2 * g->room + 64;
-        struct run *more = realloc(g->piece, room * sizeof *more);
+        struct range *more = realloc(g->piece, room * sizeof *more);
         if (!more) return log_out_of_memory("what ranks hand over", (double)(room * sizeof *more));
         g->piece = more;
         g->room = room;
@@ -228,7 +228,7 @@ static int add_own(struct giving *g) {
     size_t state = 0;
     for (int w = 0; w < h->local; w++) {
         for (int b = 0; b < h->buckets; b++) {
-            struct run piece = h->owner[h->first + w].run[b];
+            struct range piece = h->owner[h->first + w].range[b];
             piece.state = state;
             state += piece.count;
             if (add_piece(g, piece)) return -1;
@@ -279,7 +279,7 @@ static int add_orphans(struct giving *g, size_t packets, struct handover_report 
         for (size_t k = 0; k < owner->packets && !failed; k++, p++) {
             packet_span(h, owner, k, &bucket, &before, &offset, &count);
             if (freshest(g, ages, packets, p) == g->d->world.rank)
-                failed = add_piece(g, (struct run){offset, count, WITHOUT});
+                failed = add_piece(g, (struct range){offset, count, WITHOUT});
         }
     }
     free(mine);
@@ -298,10 +298,11 @@ static int average_squares(struct giving *g) {
     g->square = take_memory(spans, sizeof *g->square);
     int failed = !mine || !all || !g->square;
     for (size_t i = 0; i < g->pieces && !failed; i++) {
-        const struct run *piece = &g->piece[i];
+        const struct range *piece = &g->piece[i];
         for (size_t s = 0; s < spans && piece->state != WITHOUT; s++) {
             const struct span *span = &l->span[s];
-            const struct run both = run_common(*piece, (struct run){span->offset, span->count, 0});
+            const struct range both =
+                range_common(*piece, (struct range){span->offset, span->count, 0});
             for (size_t e = 0; e < both.count; e++) mine[2 * s] += v[both.state + e];
             mine[2 * s + 1] += (double)both.count;
         }
@@ -323,7 +324,7 @@ static int average_squares(struct giving *g) {
 }
 
 static int by_offset(const void *a, const void *b) {
-    const struct run *x = a, *y = b;
+    const struct range *x = a, *y = b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
@@ -343,11 +344,11 @@ static size_t segment_bytes(size_t count, bool moments) {
 }
 
 /* Writes this rank's pieces of one shard to `to`; if it is NULL, only counts. Returns the bytes. */
-static size_t write_shard(const struct giving *g, struct run shard, char *to) {
+static size_t write_shard(const struct giving *g, struct range shard, char *to) {
     const int following = arrays_that_follow();
-    struct run given, its;
+    struct range given, its;
     size_t bytes = 0;
-    for (size_t i = 0; runs_next(g->piece, g->pieces, shard, &i, &given, &its);) {
+    for (size_t i = 0; ranges_next(g->piece, g->pieces, shard, &i, &given, &its);) {
         const size_t part = its.count * sizeof(float);
         const bool moments = g->piece[i - 1].state != WITHOUT;
         if (to) {
@@ -366,7 +367,7 @@ static size_t write_shard(const struct giving *g, struct run shard, char *to) {
 
 /* Writes the message to a rank; if `to` is NULL, only counts. Returns its bytes. */
 static size_t write_message(const struct giving *g, int rank, char *to) {
-    struct run shard = {0, 0, 0};
+    struct range shard = {0, 0, 0};
     size_t bytes = 0;
     for (int w = rank * g->d->local; w < (rank + 1) * g->d->local; w++) {
         for (int b = 0; b < g->d->layout->buckets; b++) {

@@ -29,10 +29,10 @@
 extern "C" {
 #endif
 
-struct handover_owner { /* one owner of the ended view, and this rank's copies of its shards */
-    struct run *run;    /* [buckets]: its shards */
-    size_t packets;     /* in all of its shards */
-    uint8_t *age;       /* [packets], of the freshest copy here, in steps; at most OLDEST */
+struct handover_owner {  /* one owner of the ended view, and this rank's copies of its shards */
+    struct range *range; /* [buckets]: its shards */
+    size_t packets;      /* in all of its shards */
+    uint8_t *age;        /* [packets], of the freshest copy here, in steps; at most OLDEST */
 };
 
 enum { HANDOVER_OLDEST = 254, HANDOVER_NOTHING = 255 /* this rank has no copy */ };

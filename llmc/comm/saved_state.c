@@ -15,7 +15,7 @@
 #include "llmc/options/options_table.h"
 #include "llmc/util/bf16.h"
 
-/* ---- runs ------------------------------------------------------------------------------- */
+/* ---- ranges ----------------------------------------------------------------------------- */
 
 /* Whether all elements of a replica may differ from the model. */
 static bool own_replicas(const struct data_parallel *d) {
@@ -23,44 +23,44 @@ static bool own_replicas(const struct data_parallel *d) {
 }
 
 struct moments { /* what a worker has moments of: its shards, or all parameters */
-    struct run whole;
-    const struct run *run;
-    size_t runs, elements;
+    struct range whole;
+    const struct range *range;
+    size_t ranges, elements;
 };
 
 static void find_moments(const struct data_parallel *d, const struct worker *w,
                          struct moments *out) {
     const bool alone = d->placement.steps_alone;
-    out->whole = (struct run){0, d->layout->count, 0};
-    out->run = alone ? &out->whole : w->run;
-    out->runs = alone ? 1 : (size_t)d->layout->buckets;
+    out->whole = (struct range){0, d->layout->count, 0};
+    out->range = alone ? &out->whole : w->range;
+    out->ranges = alone ? 1 : (size_t)d->layout->buckets;
     out->elements = alone ? d->layout->count : w->owned;
 }
 
-/* The runs in which a replica differs from the model: the gaps between fresh runs, or
+/* The ranges in which a replica differs from the model: the gaps between fresh ranges, or
  * everything. The caller frees *list. Returns 0, or -1 if out of memory. */
-static int stale_runs(const struct data_parallel *d, int worker, struct run **list, size_t *runs,
-                      size_t *elements) {
+static int stale_ranges(const struct data_parallel *d, int worker, struct range **list,
+                        size_t *ranges, size_t *elements) {
     const size_t P = d->layout->count;
     size_t cursor = 0, offset = 0, count = 0, end = 0, room = 0;
     *list = NULL;
-    *runs = *elements = 0;
+    *ranges = *elements = 0;
     for (bool more = true; more;) {
         more = !own_replicas(d) && d->workers > 1 &&
                lossynet_next_fresh(d->comm, worker, &cursor, &offset, &count);
         if (d->workers == 1) end = P; /* the only replica equals the model */
-        const struct run gap = {end, (more ? offset : P) - end, *elements};
+        const struct range gap = {end, (more ? offset : P) - end, *elements};
         end = offset + count;
         if (!gap.count) continue;
-        if (*runs == room) {
+        if (*ranges == room) {
             room = room ? 2 * room : 256;
-            struct run *larger = realloc(*list, room * sizeof *larger);
+            struct range *larger = realloc(*list, room * sizeof *larger);
             if (!larger)
                 return log_out_of_memory("the list of stale packets",
                                          (double)(room * sizeof *larger));
             *list = larger;
         }
-        (*list)[(*runs)++] = gap;
+        (*list)[(*ranges)++] = gap;
         *elements += gap.count;
     }
     return 0;
@@ -86,13 +86,13 @@ static void write_replica(const struct data_parallel *d, float *replica, size_t 
 
 /* ---- saving ----------------------------------------------------------------------------- */
 
-/* Adds a table of runs; empty runs are left out. Returns whether there is memory for it. */
-static bool add_table(struct snapshot *out, const char *name, int worker, const struct run *list,
-                      size_t runs) {
+/* Adds a table of ranges; empty ones are left out. Returns whether there is memory for it. */
+static bool add_table(struct snapshot *out, const char *name, int worker, const struct range *list,
+                      size_t ranges) {
     size_t rows = 0;
-    for (size_t i = 0; i < runs; i++) rows += list[i].count > 0;
+    for (size_t i = 0; i < ranges; i++) rows += list[i].count > 0;
     int64_t *table = snapshot_add(out, "I64", rows, 2, name, worker);
-    for (size_t i = 0; i < runs && table; i++) {
+    for (size_t i = 0; i < ranges && table; i++) {
         if (!list[i].count) continue;
         *table++ = (int64_t)list[i].offset;
         *table++ = (int64_t)list[i].count;
@@ -100,7 +100,7 @@ static bool add_table(struct snapshot *out, const char *name, int worker, const 
     return table;
 }
 
-/* Adds the arrays that a worker has of the runs that it owns. */
+/* Adds the arrays that a worker has of the ranges that it owns. */
 static void add_owned(const struct data_parallel *d, const struct worker *w, size_t elements,
                       struct snapshot *out) {
     for (int a = 0; a < ARRAYS; a++) {
@@ -113,17 +113,17 @@ static void add_owned(const struct data_parallel *d, const struct worker *w, siz
 
 static int add_replica(const struct data_parallel *d, const struct worker *w,
                        struct snapshot *out) {
-    struct run *list;
-    size_t runs, elements;
-    if (stale_runs(d, w->id, &list, &runs, &elements)) return -1;
-    const bool table = add_table(out, "worker.%d.stale", w->id, list, runs);
+    struct range *list;
+    size_t ranges, elements;
+    if (stale_ranges(d, w->id, &list, &ranges, &elements)) return -1;
+    const bool table = add_table(out, "worker.%d.stale", w->id, list, ranges);
     float *values = snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
     float *replica = NULL;
-    if (table && values && runs)
+    if (table && values && ranges)
         replica = host_vector(d->vectors.memory, w->params, d->layout->count, true);
-    const int status = table && values && runs && !replica ? -1 : 0;
-#pragma omp parallel for if (runs > 64)
-    for (size_t i = 0; i < (replica ? runs : 0); i++)
+    const int status = table && values && ranges && !replica ? -1 : 0;
+#pragma omp parallel for if (ranges > 64)
+    for (size_t i = 0; i < (replica ? ranges : 0); i++)
         read_replica(d, values + list[i].state, replica, list[i].offset, list[i].count);
     if (replica) host_vector_end(d->vectors.memory, replica);
     free(list);
@@ -144,7 +144,7 @@ static int add_all(const struct data_parallel *d, struct snapshot *out) {
         const struct worker *w = &d->worker[i];
         struct moments mine;
         find_moments(d, w, &mine);
-        add_table(out, "worker.%d.owned", w->id, mine.run, mine.runs);
+        add_table(out, "worker.%d.owned", w->id, mine.range, mine.ranges);
         add_owned(d, w, mine.elements, out);
         add_network(d, w->id, out);
         if (add_replica(d, w, out)) return -1;
@@ -226,37 +226,38 @@ static const struct safetensors_view *get(const struct source *s, int worker, co
     return NULL;
 }
 
-struct table { /* runs in a mapped file, not necessarily aligned */
+struct table { /* ranges in a mapped file, not necessarily aligned */
     const char *data;
-    size_t runs;
+    size_t ranges;
 };
 
 /* Row i. Calls go in ascending order: *before, which starts at 0, counts the elements so far. */
-static struct run run_at(const struct table *t, size_t i, size_t *before) {
+static struct range range_at(const struct table *t, size_t i, size_t *before) {
     int64_t row[2];
     memcpy(row, t->data + i * sizeof row, sizeof row);
-    const struct run run = {(size_t)row[0], (size_t)row[1], *before};
-    *before += run.count;
-    return run;
+    const struct range range = {(size_t)row[0], (size_t)row[1], *before};
+    *before += range.count;
+    return range;
 }
 
-/* Reads a table of ascending runs within the vector, and counts their elements. */
+/* Reads a table of ascending ranges within the vector, and counts their elements. */
 static int get_table(const struct source *s, int worker, const char *what, size_t P,
                      struct table *out, size_t *elements) {
     const struct safetensors_view *view = get(s, worker, what, "I64", -1, 2);
     if (!view) return -1;
     size_t end = 0;
     out->data = (const char *)view->data;
-    out->runs = (size_t)view->shape[0];
+    out->ranges = (size_t)view->shape[0];
     *elements = 0;
-    for (size_t i = 0; i < out->runs; i++) {
-        const struct run run = run_at(out, i, elements);
-        if (run.offset < end || run.count < 1 || run.count > P || run.offset > P - run.count)
-            return log_error("'%s': run %zu of worker.%d.%s is %lld elements from %lld: not in "
+    for (size_t i = 0; i < out->ranges; i++) {
+        const struct range range = range_at(out, i, elements);
+        if (range.offset < end || range.count < 1 || range.count > P ||
+            range.offset > P - range.count)
+            return log_error("'%s': range %zu of worker.%d.%s is %lld elements from %lld: not in "
                              "ascending order within the model's %zu",
-                             s->directory, i, worker, what, (long long)run.count,
-                             (long long)run.offset, P);
-        end = run.offset + run.count;
+                             s->directory, i, worker, what, (long long)range.count,
+                             (long long)range.offset, P);
+        end = range.offset + range.count;
     }
     return 0;
 }
@@ -267,7 +268,7 @@ static int64_t take_moments(const struct data_parallel *d, const struct source *
                             const struct worker *w, const struct moments *mine) {
     struct table table;
     size_t elements, before = 0, taken = 0;
-    struct run here, there;
+    struct range here, there;
     if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
     const struct safetensors_view *saved[ARRAYS] = {NULL};
     for (int a = 0; a < ARRAYS; a++) {
@@ -275,9 +276,9 @@ static int64_t take_moments(const struct data_parallel *d, const struct source *
         saved[a] = get(s, from, array_rows[a].saved, "F32", (int64_t)elements, 0);
         if (!saved[a]) return -1;
     }
-    for (size_t k = 0; k < table.runs; k++) {
-        const struct run theirs = run_at(&table, k, &before);
-        for (size_t i = 0; runs_next(mine->run, mine->runs, theirs, &i, &here, &there);) {
+    for (size_t k = 0; k < table.ranges; k++) {
+        const struct range theirs = range_at(&table, k, &before);
+        for (size_t i = 0; ranges_next(mine->range, mine->ranges, theirs, &i, &here, &there);) {
             const size_t at = there.state * sizeof(float);
             for (int a = 0; a < ARRAYS; a++)
                 if (saved[a])
@@ -306,14 +307,14 @@ static int load_moments(const struct data_parallel *d, const struct source *s, b
                      s->directory, (long long)taken, mine.elements, w->id);
 }
 
-/* Writes the values of all runs of a table to a replica. */
+/* Writes the values of all ranges of a table to a replica. */
 static void take_values(const struct data_parallel *d, const struct table *table,
                         const struct safetensors_view *values, float *replica) {
     size_t before = 0;
-    for (size_t i = 0; i < table->runs; i++) {
-        const struct run run = run_at(table, i, &before);
-        write_replica(d, replica, run.offset,
-                      (const char *)values->data + run.state * sizeof(float), run.count);
+    for (size_t i = 0; i < table->ranges; i++) {
+        const struct range range = range_at(table, i, &before);
+        write_replica(d, replica, range.offset,
+                      (const char *)values->data + range.state * sizeof(float), range.count);
     }
 }
 

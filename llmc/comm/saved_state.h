@@ -1,5 +1,5 @@
-/* saved_state.h — what a checkpoint has of a rank's workers and of the network: moments of the runs
- * that a worker owns, stale runs of its replica, and lossynet's state (the tensors of resume.h). */
+/* saved_state.h — what a checkpoint has of a rank's workers and of the network: moments of the ranges
+ * that a worker owns, stale ranges of its replica, and lossynet's state (the tensors of resume.h). */
 #ifndef LLMC_COMM_SAVED_STATE_H
 #define LLMC_COMM_SAVED_STATE_H
 

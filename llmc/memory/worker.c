@@ -103,12 +103,13 @@ static void copy(const struct backend *be, void *host, void *device, size_t byte
         be->d2h_async(host, device, bytes);
 }
 
-void worker_move(const struct worker *w, const struct backend *be, enum array to, struct run run) {
-    const size_t bytes = run.count * sizeof(float), in_use = run.count * be->weight_bytes;
-    const size_t at = run.offset, own = run.state;
+void worker_move(const struct worker *w, const struct backend *be, enum array to,
+                 struct range range) {
+    const size_t bytes = range.count * sizeof(float), in_use = range.count * be->weight_bytes;
+    const size_t at = range.offset, own = range.state;
     float *params = worker_comm_element(w, w->comm_params, at);
     weight *replica = (char *)w->weights + at * be->weight_bytes;
-    if (!run.count) return;
+    if (!range.count) return;
     if (to == ARRAY_COMM_GRADS || to == ARRAY_GRADS) {
         copy(be, w->comm_grads + at, w->grads + at, bytes, to == ARRAY_GRADS);
     } else if (to == ARRAY_COMM_AHEAD) {
@@ -122,7 +123,7 @@ void worker_move(const struct worker *w, const struct backend *be, enum array to
         copy(be, params, replica, in_use, to == ARRAY_PARAMS);
         if (to == ARRAY_COMM_PARAMS) copy(be, w->comm_master + own, w->master + own, bytes, false);
     } else if (to == ARRAY_PARAMS) {
-        be->h2d_convert_async(replica, params, run.count);
+        be->h2d_convert_async(replica, params, range.count);
     } else {
         copy(be, params, w->master + own, bytes, false);
     }
@@ -140,7 +141,8 @@ enum { MUON_PERCENT = 95 }; /* Muon's momentum, Jordan's */
 
 /* A matrix, or whole rows of it. */
 static void update_matrix(const struct worker *w, const struct backend *be, const struct options *o,
-                          const struct worker_step *s, weight *in_use, struct run part, int cols) {
+                          const struct worker_step *s, weight *in_use, struct range part,
+                          int cols) {
     const struct muon_settings muon = {MUON_PERCENT / 100.0f, (float)s->lead};
     assert(part.count % (size_t)cols == 0);
     be->muon(in_use, worker_values(w, &part), w->m + part.state,
@@ -152,11 +154,11 @@ static void update_matrix(const struct worker *w, const struct backend *be, cons
 /* Weight decay differs between tensors, so the range is cut at their boundaries. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *o,
-                   const struct worker_step *s, struct run run) {
+                   const struct worker_step *s, struct range range) {
     const struct adamw_settings adamw = {(float)o->beta1, (float)o->beta2, (float)o->adam_eps,
                                          (float)s->lead};
-    for (const struct span *span = layout->span; run.count; span++) {
-        const struct run part = run_common(run, (struct run){span->offset, span->count, 0});
+    for (const struct span *span = layout->span; range.count; span++) {
+        const struct range part = range_common(range, (struct range){span->offset, span->count, 0});
         if (!part.count) continue;
         float *params = worker_values(w, &part);
         weight *in_use = params;
@@ -168,6 +170,6 @@ void worker_update(const struct worker *w, const struct backend *be,
                       s->lead != 0 ? w->ahead + part.state : NULL, worker_averaged(w, &part),
                       part.count, &adamw, s->step + 1, (float)s->learning_rate,
                       span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
-        run.count -= part.count, run.offset += part.count, run.state += part.count;
+        range.count -= part.count, range.offset += part.count, range.state += part.count;
     }
 }

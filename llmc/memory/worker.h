@@ -21,7 +21,7 @@
 #include "llmc/backend/backend.h"
 #include "llmc/memory/arrays.h"
 #include "llmc/model/param_layout.h"
-#include "llmc/model/runs.h"
+#include "llmc/model/ranges.h"
 #include "llmc/options/options.h"
 
 #ifdef __cplusplus
@@ -34,9 +34,9 @@ struct worker_part {
 };
 
 struct worker {
-    int id;                /* 0 ... N-1 */
-    int group, members;    /* the first worker of its group, and how many it has (group.h) */
-    const struct run *run; /* [buckets]: its shards */
+    int id;                    /* 0 ... N-1 */
+    int group, members;        /* the first worker of its group, and how many it has (group.h) */
+    const struct range *range; /* [buckets]: its shards */
     float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
     /* The copies that the network reads and writes. With `copies_bf16` they hold bfloat16 (uint16_t), and
      * lossynet reads them as such. */
@@ -94,17 +94,18 @@ void worker_move_following(const struct worker *w, const struct backend *be, flo
 void worker_initialise(struct worker *w, const struct backend *be, const float *params,
                        size_t count);
 
-/* Copies a run of elements to an array from the one that it is a copy of, or whose copy it is: see
+/* Copies a range of elements to an array from the one that it is a copy of, or whose copy it is: see
  * d2h_async and h2d_async in backend.h.
  *
- *     ARRAY_COMM_PARAMS  from the replica; with masters the run is one of the worker's shards, and comes
+ *     ARRAY_COMM_PARAMS  from the replica; with masters the range is one of the worker's shards, and comes
  *                        from masters; with `copies_bf16` from the weights in use, and comm_master
  *                        from masters
  *     ARRAY_PARAMS       the replica; with masters, the weights in use
  *     ARRAY_COMM_GRADS, ARRAY_GRADS
  *     ARRAY_AVERAGE      with masters: the average of one of the worker's shards
  *     ARRAY_COMM_AHEAD   elements `state` ... of `ahead` */
-void worker_move(const struct worker *w, const struct backend *be, enum array to, struct run run);
+void worker_move(const struct worker *w, const struct backend *be, enum array to,
+                 struct range range);
 
 /* Element `offset` of a copy that the network reads. */
 static inline float *worker_comm_element(const struct worker *w, float *comm_vector,
@@ -127,20 +128,20 @@ struct worker_step {
     weight *weights; /* not NULL: a vector of P parameters in use, which is written, too */
 };
 
-/* Where the backend's memory has the values and the averaged gradient of a run of w's shards. */
-static inline float *worker_values(const struct worker *w, const struct run *run) {
-    return w->master ? w->master + run->state : w->params + run->offset;
+/* Where the backend's memory has the values and the averaged gradient of a range of w's shards. */
+static inline float *worker_values(const struct worker *w, const struct range *range) {
+    return w->master ? w->master + range->state : w->params + range->offset;
 }
 
-static inline float *worker_averaged(const struct worker *w, const struct run *run) {
-    return w->average ? w->average + run->state : w->grads + run->offset;
+static inline float *worker_averaged(const struct worker *w, const struct range *range) {
+    return w->average ? w->average + range->state : w->grads + range->offset;
 }
 
-/* Runs the optimizer on a run of parameters, and their elements of m, v and `ahead`. With Muon the run
+/* Runs the optimizer on a range of parameters, and their elements of m, v and `ahead`. With Muon the range
  * has whole rows of matrices, whose v stays 0. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
-                   const struct worker_step *step, struct run run);
+                   const struct worker_step *step, struct range range);
 
 #ifdef __cplusplus
 }

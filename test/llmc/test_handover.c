@@ -266,20 +266,20 @@ static void what_a_dead_rank_owned_is_adopted(void **state) {
     uint8_t *orphan = calloc(P, 1);
     const struct handover_owner *dead = noted(&life[0], 1);
     for (int b = 0; b < life[0].layout.buckets; b++)
-        memset(orphan + dead->run[b].offset, 1, dead->run[b].count);
+        memset(orphan + dead->range[b].offset, 1, dead->range[b].count);
     float *freshest = malloc(P * sizeof(float));
     size_t p = 0, fresher = 0, packet = life[0].state.packet_elements;
     double ages = 0;
     for (int b = 0; b < life[0].layout.buckets; b++) {
-        for (size_t at = 0; at < dead->run[b].count; at += packet, p++) {
+        for (size_t at = 0; at < dead->range[b].count; at += packet, p++) {
             const uint8_t a = noted(&life[0], 1)->age[p], c = noted(&life[2], 1)->age[p];
-            size_t n = dead->run[b].count - at < packet ? dead->run[b].count - at : packet;
+            size_t n = dead->range[b].count - at < packet ? dead->range[b].count - at : packet;
             const float *from = a <= c ? life[0].state.params : life[2].state.params;
-            memcpy(freshest + dead->run[b].offset + at, from + dead->run[b].offset + at,
+            memcpy(freshest + dead->range[b].offset + at, from + dead->range[b].offset + at,
                    n * sizeof(float));
             if (a == c) /* sent in the same step, so the same values */
-                assert_memory_equal(life[0].state.params + dead->run[b].offset + at,
-                                    life[2].state.params + dead->run[b].offset + at,
+                assert_memory_equal(life[0].state.params + dead->range[b].offset + at,
+                                    life[2].state.params + dead->range[b].offset + at,
                                     n * sizeof(float));
             fresher += a != c;
             ages += a < c ? a : c;
@@ -337,11 +337,11 @@ static void a_rank_keeps_its_freshest_copies(void **state) {
     size_t p = 0, second = 0, packet = life[0].state.packet_elements;
     for (int w = 0; w < 2; w++) lossynet_ages_of_owner(d->comm, w, 2, age[w]);
     for (int b = 0; b < life[0].layout.buckets; b++) {
-        for (size_t at = 0; at < other->run[b].count; at += packet, p++) {
+        for (size_t at = 0; at < other->range[b].count; at += packet, p++) {
             const int w = age[1][p] < age[0][p];
             assert_int_equal(other->age[p], age[w][p]);
-            assert_true(life[0].state.params[other->run[b].offset + at] ==
-                        d->worker[w].params[other->run[b].offset + at]);
+            assert_true(life[0].state.params[other->range[b].offset + at] ==
+                        d->worker[w].params[other->range[b].offset + at]);
             second += (size_t)w;
         }
     }
