@@ -70,8 +70,10 @@ static void ask_by(struct ln_transport *t, int peer, int way) {
     ln_control_ask_by(t, peer, way, number);
 }
 
-/* Begins to wait anew. */
+/* Begins to wait anew. Answers on another way to earlier questions do not count from now on. */
 static void rest(struct ln_detour *d, double now) {
+    for (int i = 0; i < LOSSYNET_QUESTIONS; i++)
+        if (d->question[i].way != d->way) d->question[i].number = 0;
     d->since = now;
     d->asked[0] = d->asked[1] = d->answered = 0;
 }

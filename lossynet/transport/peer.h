@@ -22,7 +22,7 @@
 enum {
     LOSSYNET_FRAGMENTS = 64,   /* most fragments of a message on their way to a peer */
     LOSSYNET_GATHER_KINDS = 2, /* kinds of gathers: WIRE_MESSAGES, WIRE_PULSES */
-    LOSSYNET_QUESTIONS = 8,    /* PROBEs whose way is remembered */
+    LOSSYNET_QUESTIONS = 32,   /* about ways, that are remembered: a long path holds many */
     LOSSYNET_REACH = 4, /* windows; a sequence farther than this from the last one is invalid */
 };
 
