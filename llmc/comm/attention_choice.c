@@ -299,7 +299,8 @@ int attention_choose(const struct options *o, const struct llama_config *c, int 
     int status = find_chosen(o, be, mine) || lossynet_bootstrap_gather(world, all, sizeof *all);
     if (!status) {
         const struct found *before = first_chosen(all, world->ranks);
-        const char *own = keeps_own(o, choice, T, room);
+        const bool bound = before && !before->resumed; /* a rank that joins takes the others' */
+        const char *own = bound ? NULL : keeps_own(o, choice, T, room);
         if (choice->made)
             mine->library = choice->library;
         else if (own)

@@ -131,7 +131,7 @@ def test_few_bytes_leave_a_gpu(wire, gradients):
     assert needed["gradient phase"] == pytest.approx(gradients * sent, abs=1e-3)
     assert needed["parameter phase"] == pytest.approx(parameters * sent, abs=1e-3)
     assert wire == "bf16" or needed["parameter phase"] < 0.9
-    assert needed["host's total"] < 12 and needed["total"] < 55
+    assert needed["host's total"] < 12 and needed["total"] < 57.1
 
 
 def test_a_shorter_last_group_is_the_busiest():
