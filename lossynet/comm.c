@@ -42,6 +42,9 @@ static void take_stats(struct lossynet_comm *comm) {
     struct ln_stats *stats = &comm->stats;
     COMM_TAKE(comm, stats->counters[0], (size_t)comm->workers.local);
     COMM_TAKE(comm, stats->counters[1], (size_t)comm->workers.local);
+    for (int i = 0; i < 2; i++)
+        COMM_TAKE(comm, stats->buckets[i],
+                  (size_t)comm->workers.local * (size_t)comm->partition.buckets);
     COMM_TAKE(comm, stats->totals, (size_t)comm->workers.local);
     COMM_TAKE(comm, stats->gathered, (size_t)comm->workers.count);
     if (comm->world.ranks > 1) COMM_TAKE(comm, stats->gather_offset, (size_t)comm->world.ranks + 1);
@@ -340,6 +343,8 @@ void lossynet_close(struct lossynet_comm *comm) {
     free(comm->stats.totals);
     free(comm->stats.counters[1]);
     free(comm->stats.counters[0]);
+    free(comm->stats.buckets[1]);
+    free(comm->stats.buckets[0]);
     if (comm->resources.bf16)
         free(comm->averaging.senders.bf16);
     else

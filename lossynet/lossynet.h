@@ -404,6 +404,14 @@ struct lossynet_counters { /* packets between workers; a worker's packets to its
     uint64_t network[LOSSYNET_EVENTS]; /* events of links udp and verbs since the last call */
 };
 
+struct lossynet_bucket { /* packets of a bucket, as in lossynet_counters */
+    uint64_t expected[2], arrived[2], resent[2];
+};
+
+/* The same for each bucket: out[buckets]. It makes an exchange of its own. Collective. */
+lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
+                                      struct lossynet_bucket *out);
+
 /* lost[r * N + s] (N * N, on every rank): the share of packets from worker s to worker r that did
  * not arrive, since open and in both phases; 0 if none was sent. Collective. */
 lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost);

@@ -251,6 +251,34 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
     return failed;
 }
 
+/* What a bucket holds, for the log. */
+static void bucket_name(const struct param_layout *l, int bucket, char name[32]) {
+    const int layer = l->config.layers - 1 - (bucket - !l->config.tied);
+    const bool head = bucket == 0 && !l->config.tied;
+    snprintf(name, 32, head ? "lm_head" : layer < 0 ? "embed_tokens" : "layers.%d", layer);
+}
+
+int data_parallel_log_buckets(struct data_parallel *d, struct jsonl *log, int step) {
+    const int n = d->layout->buckets;
+    if (!d->options->log_buckets || d->workers < 2) return 0;
+    struct lossynet_bucket *of = calloc((size_t)n, sizeof *of);
+    struct metrics_bucket *m = calloc((size_t)n, sizeof *m);
+    int failed = of && m ? 0 : log_out_of_memory("the counts of buckets", 0);
+    if (!failed) failed = lossynet_step_buckets(d->comm, (uint64_t)step, of) ? -1 : 0;
+    for (int b = 0; b < n && !failed; b++) {
+        bucket_name(d->layout, b, m[b].name);
+        for (int phase = 0; phase < 2; phase++) {
+            m[b].sent[phase] = of[b].expected[phase];
+            m[b].lost[phase] = of[b].expected[phase] - of[b].arrived[phase];
+            m[b].resent[phase] = of[b].resent[phase];
+        }
+    }
+    if (!failed) metrics_log_buckets(log, step, m, n);
+    free(of);
+    free(m);
+    return failed;
+}
+
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step) {
     const size_t ranks = (size_t)d->world.ranks;
     if (!lossynet_skips_late(d->comm) || d->world.rank > 0) return 0;

@@ -123,6 +123,10 @@ void data_parallel_find_shards(const struct data_parallel *d, int owner, struct 
 /* The largest number of elements of each moment that any worker keeps. */
 size_t data_parallel_moments(const struct data_parallel *d);
 
+/* With --log-buckets, writes the event "buckets" of a step that has ended, the present one or the one before.
+ * Collective. Returns 0, or -1 after reporting. */
+int data_parallel_log_buckets(struct data_parallel *d, struct jsonl *log, int step);
+
 /* Writes the event "links" to rank 0's log (log is NULL on other ranks): the share of packets that
  * was lost between each two workers in `step` steps. Collective. Returns 0, or -1 after
  * reporting. */

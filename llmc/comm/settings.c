@@ -175,6 +175,8 @@ int comm_check(const struct options *o, int workers, int ranks) {
         return log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs: "
                          "else ranks wait for each other",
                          o->net.deadline);
+    if (o->log_buckets && strcmp(o->net.deadline, "off") != 0)
+        return log_error("--log-buckets: expected no --deadline, whose steps wait for no rank");
     if (o->net.look_ahead > 0 && worker_steps_alone(o))
         return log_error("--look-ahead: expected --algorithm lossy or reliable, whose owners "
                          "broadcast parameters, got %s",

@@ -120,6 +120,21 @@ int metrics_log_links(struct jsonl *log, int step, const float *lost, int worker
                        json_pack("{s:s, s:i, s:o}", "event", "links", "step", step, "lost", rows));
 }
 
+int metrics_log_buckets(struct jsonl *log, int step, const struct metrics_bucket *bucket,
+                        int buckets) {
+    json_t *list = json_array();
+    for (int b = 0; b < buckets; b++) {
+        const struct metrics_bucket *m = &bucket[b];
+        json_array_append_new(
+            list, json_pack("{s:s, s:[I,I], s:[I,I], s:[I,I]}", "name", m->name, "packets",
+                            (json_int_t)m->sent[0], (json_int_t)m->sent[1], "lost",
+                            (json_int_t)m->lost[0], (json_int_t)m->lost[1], "resent",
+                            (json_int_t)m->resent[0], (json_int_t)m->resent[1]));
+    }
+    return jsonl_write(
+        log, json_pack("{s:s, s:i, s:o}", "event", "buckets", "step", step, "buckets", list));
+}
+
 int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int ranks) {
     json_t *steps = json_array();
     for (int r = 0; r < ranks; r++) json_array_append_new(steps, json_integer((json_int_t)late[r]));

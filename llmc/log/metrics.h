@@ -73,6 +73,13 @@ struct metrics_traffic { /* by phase */
 /* Prints what happened to packets: the shares that were lost in the end and sent again, the bytes
  * beside those of plain bf16. */
 void metrics_print_traffic(const struct run_metrics *run, const struct metrics_traffic *traffic);
+struct metrics_bucket { /* packets between workers, by phase */
+    char name[32];
+    uint64_t sent[2], lost[2], resent[2];
+};
+int metrics_log_buckets(struct jsonl *log, int step, const struct metrics_bucket *bucket,
+                        int buckets);
+
 /* step: steps done. lost[r * workers + s]: the share of packets from worker s to worker r that did
  * not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);

@@ -164,6 +164,10 @@ static const struct lossynet_option table[] = {
     STRING("out", out, SWEEPS, NULL, "DIR", "directory for checkpoints and log.jsonl"),
     STRING("log", log, SWEEPS | EACH_RANK, NULL, "FILE",
            "log in JSON lines; default: OUT/log.jsonl"),
+    SWITCH(
+        "log-buckets", log_buckets, NEUTRAL,
+        "log the packets of each layer in each step: sent, lost in the end, sent again. It takes "
+        "an exchange more"),
     WHOLE("save-every", save_every, NEUTRAL, "0", 0, INT_MAX, "N",
           "steps between checkpoints; 0: only one, at the end"),
     WHOLE("keep", keep, NEUTRAL | IF_SAVES, "3", 0, INT_MAX, "N",

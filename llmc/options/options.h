@@ -71,6 +71,7 @@ struct options {
     bool no_overlap;
     /* output */
     const char *out, *log;
+    bool log_buckets;
     const char *resume; /* NULL: a new run; resume_choose replaces "auto" */
     double shard_size;  /* bytes / 1e9 */
     int save_every, keep, eval_every, eval_sequences;

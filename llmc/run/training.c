@@ -146,7 +146,7 @@ int training_finish_end(struct training_view *v) {
     metrics_show_step(&v->progress, r, v->dp->workers > 1);
     note_rounds(v);
     metrics_log_step(v->log, r);
-    return 0;
+    return data_parallel_log_buckets(v->dp, v->log, r->step);
 }
 
 int training_finish_step(struct training_view *v) {

@@ -574,6 +574,7 @@ struct ln_aside { /* gathers that the next exchange carries */
 struct ln_stats {
     struct lossynet_counters *counters[2]; /* [V], of the present step and the one before: packets
                                               that the worker expected and got, bytes it sent */
+    struct lossynet_bucket *buckets[2];    /* [V][B], of the same steps */
     struct ln_total *totals;               /* [V], PARAMETER phase */
     struct lossynet_counters *gathered;    /* [N] */
     struct ln_not_finite not_finite;

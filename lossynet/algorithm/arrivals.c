@@ -61,6 +61,22 @@ void ln_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase) {
     }
 }
 
+/* Counts a link's packets of a bucket, and returns how many arrived. */
+static uint64_t count_bucket(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                             int bucket, int owner, const uint8_t *link) {
+    const int buckets = comm->partition.buckets;
+    const int of = phase == LOSSYNET_GRADIENT ? comm->steps.current : comm->steps.of_broadcast;
+    struct lossynet_bucket *count =
+        &comm->stats.buckets[of][(size_t)v * (size_t)buckets + (size_t)bucket];
+    const size_t *row =
+        comm->partition.owner_packet + (size_t)owner * (size_t)(buckets + 1) + bucket;
+    uint64_t there = 0;
+    for (size_t k = row[0]; k < row[1]; k++) there += link[k];
+    count->expected[phase] += row[1] - row[0];
+    count->arrived[phase] += there;
+    return there;
+}
+
 void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                        uint64_t *expected, uint64_t *arrived) {
     *expected = *arrived = 0;
@@ -68,8 +84,10 @@ void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, i
         size_t n;
         const uint8_t *link = ln_arrived(comm, phase, v, sender, &n);
         if (sender == comm->workers.first + v) continue;
+        const int owner = phase == LOSSYNET_GRADIENT ? comm->workers.first + v : sender;
         uint64_t there = 0;
-        for (size_t k = 0; k < n; k++) there += link[k];
+        for (int b = 0; n > 0 && b < comm->partition.buckets; b++)
+            there += count_bucket(comm, phase, v, b, owner, link);
         struct ln_total *total = &comm->arrivals.total[(size_t)v * comm->workers.count + sender];
         total->expected += n;
         total->arrived += there;

@@ -219,6 +219,8 @@ static void count_hops(const struct lossynet_comm *comm, lossynet_phase phase, i
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct ln_partition *partition = &comm->partition;
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
+    struct lossynet_bucket *buckets =
+        comm->stats.buckets[comm->steps.current] + (size_t)v * (size_t)partition->buckets;
     for (int receiver = 0; receiver < comm->workers.count; receiver++) {
         if (receiver == comm->workers.first + v) continue;
         int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->workers.first + v;
@@ -238,6 +240,7 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
                 counters->bytes[phase] +=
                     leaves[k] * ln_payload_bytes(partition->dtype[phase], count);
                 counters->resent[phase] += leaves[k];
+                buckets[b].resent[phase] += leaves[k];
             }
         }
     }

@@ -174,6 +174,28 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
     return status;
 }
 
+lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
+                                      struct lossynet_bucket *out) {
+    const size_t buckets = (size_t)comm->partition.buckets;
+    const int which = comm->steps.step == step ? comm->steps.current : !comm->steps.current;
+    struct lossynet_bucket *all = malloc((size_t)comm->workers.count * buckets * sizeof *all);
+    if (!all) {
+        ln_log_at(&comm->resources.log, "no memory for the counts of %zu buckets", buckets);
+        return LOSSYNET_NO_MEMORY;
+    }
+    const lossynet_status status =
+        lossynet_all_gather(comm, comm->stats.buckets[which], all, buckets * sizeof *all);
+    memset(out, 0, buckets * sizeof *out);
+    for (size_t i = 0; !status && i < (size_t)comm->workers.count * buckets; i++)
+        for (int phase = 0; phase < 2; phase++) {
+            out[i % buckets].expected[phase] += all[i].expected[phase];
+            out[i % buckets].arrived[phase] += all[i].arrived[phase];
+            out[i % buckets].resent[phase] += all[i].resent[phase];
+        }
+    free(all);
+    return status;
+}
+
 lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
     const size_t workers = (size_t)comm->workers.count, local = (size_t)comm->workers.local;
     float *mine = lost + (size_t)comm->workers.first * workers;

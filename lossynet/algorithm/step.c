@@ -77,6 +77,9 @@ lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     comm->steps.current = !comm->steps.current;
     if (comm->transport) ln_transport_set_step(comm->transport, step);
     struct lossynet_counters *counters = comm->stats.counters[comm->steps.current];
+    struct lossynet_bucket *buckets = comm->stats.buckets[comm->steps.current];
+    memset(buckets, 0,
+           (size_t)comm->workers.local * (size_t)comm->partition.buckets * sizeof *buckets);
     memset(counters, 0, (size_t)comm->workers.local * sizeof *counters);
     return LOSSYNET_OK;
 }

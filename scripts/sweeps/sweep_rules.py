@@ -1,4 +1,4 @@
-"""Builds rules that train_llama2 does not have, others/NAME.c, for its option --rule."""
+"""Builds rules that train_llama2 does not have for its option --rule: NAME is others/NAME.c, FILE.c any file."""
 import os
 import subprocess
 
@@ -10,11 +10,11 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 
 def object_of(rule):
     """Where the shared object of a rule is when it is built."""
-    return os.path.join(ROOT, "build", "others", rule + ".so")
+    return os.path.join(ROOT, "build", "others", os.path.basename(rule).removesuffix(".c") + ".so")
 
 
 def build_rule(rule):
-    source = os.path.join(HERE, "others", rule + ".c")
+    source = rule if rule.endswith(".c") else os.path.join(HERE, "others", rule + ".c")
     if not os.path.exists(source):
         raise SettingsError(f"rule '{rule}': there is no file '{os.path.relpath(source)}'")
     os.makedirs(os.path.dirname(object_of(rule)), exist_ok=True)

@@ -200,6 +200,22 @@ def test_layers_lose_and_are_protected_apart(data, tmp_path):
     assert end["parameter_loss_rate"] == pytest.approx(0.5, abs=0.02)
 
 
+def test_the_log_counts_packets_of_layers(data, tmp_path):
+    ours = {"workers": 4, "loss_rate": 0.1, "loss_at": "layers.1-2=0.5:0", "repair": "1,0", "log_buckets": True}
+    one = train(data, tmp_path / "1", **ours)
+    counted = [e["buckets"] for e in one if e["event"] == "buckets"]
+    assert counted == [e["buckets"] for e in train(data, tmp_path / "2", ranks=2, **ours) if e["event"] == "buckets"]
+    assert [bucket["name"] for bucket in counted[0]] == [f"layers.{i}" for i in (4, 3, 2, 1, 0)] + ["embed_tokens"]
+    for step, buckets in zip([e for e in one if e["event"] == "step"], counted, strict=True):
+        packets, lost = ([sum(b[name][phase] for b in buckets) for phase in range(2)] for name in ("packets", "lost"))
+        assert step["gradient_loss_rate"] == pytest.approx(lost[0] / packets[0], rel=1e-6)
+        assert step["parameter_loss_rate"] == pytest.approx(lost[1] / packets[1], rel=1e-6)
+    share = lambda i, name, phase: sum(b[i][name][phase] for b in counted) / sum(b[i]["packets"][phase] for b in counted)
+    assert share(2, "resent", 0) == pytest.approx(0.5, abs=0.05) and share(2, "lost", 0) == pytest.approx(0.25, abs=0.05)
+    assert share(0, "resent", 0) == pytest.approx(0.1, abs=0.04) and share(2, "lost", 1) < 0.01
+    assert share(0, "lost", 1) == pytest.approx(0.1, abs=0.04) and share(0, "resent", 1) == 0
+
+
 def test_workers_share_the_batch(data, tmp_path):
     """4 workers x 2 sequences see the same batch as 1 worker x 8, so losses are the same up to rounding."""
     one = train(data, tmp_path / "1", workers=1, batch=8)
@@ -699,6 +715,7 @@ def one_line(done, code):
       for text in ("6-=0.1", "6-*=", "6-*=0.1:", "**=1", "6-*=0.1:0:0", "6-7:1=1")),
     (["--loss-at", "layers.5=1", "--workers", "8"], "--loss-at: 'layers.5': no tensor has such a name: expected parts of"),
     (["--repair-at", "layer=1", "--workers", "8"], "--repair-at: 'layer': no tensor has such a name"),
+    (["--log-buckets", "--deadline", "1"], "--log-buckets: expected no --deadline"),
     (["--repair-at", "mlp=17", "--workers", "8"], "--repair-at: 'mlp=17': round 17: expected a whole number from 0 to 16"),
     (["--loss-at", "*-8=1", "--workers", "8"], "--loss-at: '*-8=1': worker 8: expected 0 to 7"),
     (["--loss-at", "6-*=0:2", "--workers", "8"], "--loss-at: '6-*=0:2': loss rate 2: expected a number"),
