@@ -7,6 +7,7 @@
 #                   PREFIX=/usr/local below DESTDIR; make uninstall removes them
 # make liblossynet  the library alone, static and shared
 # make dist         an archive of the committed sources, which builds without git
+# make wheel        the package for Python, as a wheel and as an archive of its sources
 # make clean        removes build/ (out/ stays)
 # lossynet/library.mk and scripts/install.mk have the library and the installation, dev/dev.mk what
 # developers need.

@@ -1,4 +1,4 @@
-# What make install and make dist do. The Makefile includes this file.
+# What make install, make dist and make wheel do. The Makefile includes this file.
 
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
@@ -43,4 +43,14 @@ dist:
 	@git archive --format=tar.gz --prefix=train_llama2-$(VERSION)/ -o $(BUILD)/train_llama2-$(VERSION).tar.gz HEAD
 	@echo $(BUILD)/train_llama2-$(VERSION).tar.gz
 
-.PHONY: install uninstall dist
+# The package for Python: a wheel for every Python 3, and an archive of its sources. auditwheel, where it is installed,
+# adds the libraries that other systems may lack.
+wheel:
+	@mkdir -p $(BUILD)/wheel
+	@cd lossynet/python && python3 setup.py --quiet egg_info --egg-base '$(abspath $(BUILD))/wheel' \
+	    build --build-base '$(abspath $(BUILD))/wheel' --build-temp '$(abspath $(BUILD))/python' \
+	    sdist --dist-dir '$(abspath $(BUILD))/wheel' bdist_wheel --dist-dir '$(abspath $(BUILD))/wheel'
+	@! command -v auditwheel >/dev/null || auditwheel repair -w $(BUILD)/wheel $(BUILD)/wheel/lossynet-*-linux_*.whl
+	@ls $(BUILD)/wheel/lossynet-*.whl $(BUILD)/wheel/lossynet-*.tar.gz
+
+.PHONY: install uninstall dist wheel

@@ -36,6 +36,7 @@ static int compare_data(const struct options *o, const struct dataloader *train,
     if (tokenizer_file_in(model, o->model)) return -1;
     if (train && val && compare_tokenizers(val, "--val", dataloader_tokenizer(train), "of --train"))
         return -1;
+    if (o->resume) return 0; /* checkpoints are verified */
     return train ? compare_tokenizers(train, "--train", model, "the model's")
                  : compare_tokenizers(val, "--val", model, "the model's");
 }

@@ -1,12 +1,16 @@
 """Tests the Python package in lossynet/python: as pip builds it, with NumPy, and with PyTorch where
 huggingface.py finds it. test/support/torch_tasks.py has what the ranks of each PyTorch test do."""
+import importlib.util
 import json
 import os
+import pathlib
 import re
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -42,10 +46,9 @@ with lossynet.Comm([70_000, 30_000], loss_rate=(0.1, 0.1), wire_dtype="float32",
 def fixture_package(tmp_path_factory):
     """The package as pip builds it; returns the folder that holds it."""
     folder = tmp_path_factory.mktemp("package")
-    setting = {"MAKEFLAGS": "", "MAKEOVERRIDES": "", "MFLAGS": "", "OPTIMISE": "-O1"}
     done = subprocess.run([sys.executable, "setup.py", "--quiet", "build", "--build-base", folder / "base",
                            "--build-temp", BUILD / "python", "--build-lib", folder],
-                          cwd=PACKAGE, env={**os.environ, **setting}, text=True, capture_output=True, timeout=300,
+                          cwd=PACKAGE, env={**os.environ, **AS_MADE}, text=True, capture_output=True, timeout=300,
                           check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -69,6 +72,70 @@ def test_package_is_complete(package):
     needed = subprocess.run(["ldd", package / "lossynet" / "liblossynet.so"], text=True, capture_output=True,
                             check=True).stdout
     assert "libmpi" not in needed
+
+
+AS_MADE = {"MAKEFLAGS": "", "MAKEOVERRIDES": "", "MFLAGS": "", "OPTIMISE": "-O1"}
+
+
+def test_one_command_makes_a_wheel_and_an_archive(tmp_path):
+    """Both give a package that loads: the wheel as it is, the archive after a build from its own sources."""
+    if importlib.util.find_spec("wheel") is None:
+        pytest.skip("no package wheel here (python3-wheel): no wheel was made")
+    done = subprocess.run(["make", f"BUILD={BUILD}", "wheel"], cwd=ROOT, env={**os.environ, **AS_MADE}, text=True,
+                          capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wheel, archive = (path for path in done.stdout.split()[-2:])
+    assert re.search(r"/lossynet-[\d.]+-py3-none-\w+_\w+\.whl$", wheel) and archive.endswith(".tar.gz")
+    shutil.unpack_archive(ROOT / wheel, tmp_path / "wheel", "zip")
+    shutil.unpack_archive(ROOT / archive, tmp_path / "archive")
+    (unpacked,) = (tmp_path / "archive").iterdir()
+    built = subprocess.run([sys.executable, "setup.py", "--quiet", "build", "--build-lib", tmp_path / "built"],
+                           cwd=unpacked, env={**os.environ, **AS_MADE, "OPTIMISE": "-O0"}, text=True, capture_output=True,
+                           timeout=300, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    for folder in "wheel", "built":
+        done = subprocess.run([sys.executable, "-c", "import lossynet; print(lossynet.LIBRARY._name)"], cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": str(tmp_path / folder), "LOSSYNET_LIBRARY": ""}, text=True,
+                              capture_output=True, check=False)
+        assert done.stdout.strip() == str(tmp_path / folder / "lossynet" / "liblossynet.so"), done.stderr
+
+
+@pytest.fixture(name="tree")
+def read_only_tree():
+    """The sources that the package is built from, where nothing can be written; and words before a command."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    shutil.copytree(ROOT / "lossynet", folder / "tree" / "lossynet")
+    shutil.copy(ROOT / "Makefile", folder / "tree")
+    for name in "scripts", "data":
+        shutil.copytree(ROOT / name, folder / "tree" / name, ignore=shutil.ignore_patterns("*.bin", "*.txt", "*.jsonl"))
+    (folder / "out").mkdir()
+    subprocess.run(["chmod", "-R", "a+rX,a-w", folder / "tree"], check=True)
+    subprocess.run(["chmod", "755", folder], check=True)
+    subprocess.run(["chmod", "777", folder / "out"], check=True)
+    yield folder, [] if os.geteuid() else [shutil.which("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups"]
+    subprocess.run(["chmod", "-R", "u+w", folder], check=True)
+    shutil.rmtree(folder)
+
+
+def build_in(tree, environment):
+    folder, before = tree
+    return subprocess.run([*before, sys.executable, "setup.py", "--quiet", "build", "--build-lib", folder / "out"],
+                          cwd=folder / "tree/lossynet/python", env={**environment, "HOME": str(folder / "out")}, text=True,
+                          capture_output=True, timeout=300, check=False)
+
+
+def test_a_tree_that_cannot_be_written(tree):
+    done = build_in(tree, {**os.environ, **AS_MADE, "OPTIMISE": "-O0", "CCACHE_DISABLE": "1"})
+    assert done.returncode == 0 and (tree[0] / "out/lossynet/liblossynet.so").exists(), done.stdout + done.stderr
+
+
+def test_no_compiler(tree):
+    """One line says what is missing."""
+    empty = tree[0] / "out"
+    done = build_in(tree, {**{name: value for name, value in os.environ.items() if name != "CC"}, "PATH": str(empty)})
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert line.startswith("lossynet: make and gcc not found") and "or a wheel" in line
 
 
 def test_three_ranks_average_with_numpy(package):

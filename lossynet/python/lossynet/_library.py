@@ -96,7 +96,7 @@ _OTHER_FUNCTIONS = {
     "owned_elements": (c_size_t, c_void_p, c_int),
     "link_name": (c_char_p, c_void_p),
     "packet_bytes": (c_size_t, c_void_p),
-    "start": (None, c_void_p, _VECTORS),
+    "round_as_sent": (None, c_void_p, _VECTORS),
     "bucket_ready": (None, c_void_p, c_int, c_int),
     "broadcast_ahead": (None, c_void_p, _VECTORS, c_double),
     "error_feedback_share": (None, c_void_p, c_double),

@@ -273,7 +273,7 @@ class Comm:
 
     def start(self, vector: Any) -> None:
         """Rounds equal vectors as a broadcast with ``wire_dtype`` would have left them."""
-        get("start", self._comm, self._vectors(vector))
+        get("round_as_sent", self._comm, self._vectors(vector))
 
     def gather_fresh(self, vector: Any, fresh: Any) -> None:
         """Puts the shards of all ranks' ``vector`` together in ``fresh`` (elements float32), on every rank.
