@@ -15,6 +15,7 @@
 #include "lossynet/comm.h"
 #include "lossynet/crypto/crypto.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
@@ -360,6 +361,8 @@ void lossynet_close(struct lossynet_comm *comm) {
 
 void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
                     size_t *count) {
+    assert(worker >= 0 && worker < comm->workers.count);
+    assert(bucket >= 0 && bucket < comm->partition.buckets);
     const size_t *start =
         comm->partition.shard_element + (size_t)bucket * comm->workers.count + worker;
     *offset = start[0];
@@ -368,6 +371,7 @@ void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, si
 
 void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size) {
     const struct ln_groups *groups = &comm->partition.groups;
+    assert(worker >= 0 && worker < comm->workers.count);
     const int *start = groups->first + groups->of[worker];
     *first = start[0];
     *size = start[1] - start[0];

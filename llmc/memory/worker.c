@@ -158,6 +158,7 @@ void worker_update(const struct worker *w, const struct backend *be,
     const struct adamw_settings adamw = {(float)o->beta1, (float)o->beta2, (float)o->adam_eps,
                                          (float)s->lead};
     for (const struct span *span = layout->span; range.count; span++) {
+        assert(span < layout->span + layout->spans);
         const struct range part = range_common(range, (struct range){span->offset, span->count, 0});
         if (!part.count) continue;
         float *params = worker_values(w, &part);

@@ -248,6 +248,7 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
 void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
     if (!comm->transport || !comm->steps.reducing) return;
     const int v = worker - comm->workers.first;
+    assert(v >= 0 && v < comm->workers.local && bucket >= 0 && bucket < comm->partition.buckets);
     ln_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
     ln_rule_send(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
     ln_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);

@@ -14,6 +14,7 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -188,6 +189,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {
+    assert(bucket >= 0 && bucket < comm->partition.buckets);
     if (waited) *waited = 0;
     if (!comm->steps.broadcasting || !comm->transport ||
         ln_transport_bucket_is_over(comm->transport, LOSSYNET_PARAMETER, bucket))
@@ -244,6 +246,7 @@ bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *c
     /* Packets are numbered in order of their elements and without gaps. So a run of fresh packets
      * is a run of elements. */
     const struct ln_partition *partition = &comm->partition;
+    assert(ln_is_local(comm, worker));
     const uint32_t *age =
         comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
     size_t first = *cursor;
