@@ -102,7 +102,15 @@ struct piece {
     int32_t *ids;
     size_t count;
     uint64_t words;
+    size_t odd, first; /* bytes that are no text in UTF-8; the place of the first */
     int status;
+};
+
+struct oddities {
+    uint64_t bytes;         /* that are no text in UTF-8 */
+    const char *input;      /* the first of them: in this input, */
+    uint64_t at;            /* at this place */
+    uint64_t ids, unknowns; /* tokens; of these <unk> */
 };
 
 struct job {
@@ -117,7 +125,9 @@ struct job {
     struct piece pieces[BATCH_PIECES];
     int piece_count;
     struct file_map maps[OPEN_INPUTS]; /* inputs that the pieces point into */
+    const char *names[OPEN_INPUTS];    /* their paths */
     int map_count;
+    struct oddities odd;
 };
 
 /* Counts words as bytes.split() in Python and wc -w in the C locale do. No piece cuts a word. */
@@ -132,8 +142,63 @@ static uint64_t count_words(const char *text, size_t bytes) {
     return words;
 }
 
+/* The length of the character at s, of at most n bytes; 0: it is none in UTF-8 (RFC 3629), or a zero byte. */
+static size_t character(const unsigned char *s, size_t n) {
+    static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const size_t length = s[0] < 0x80 ? 1 : s[0] < 0xc0 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+    if (length < 2) return length && s[0];
+    unsigned code = s[0] & (0x7f >> length);
+    for (size_t i = 1; i < length; i++) {
+        if (i == n || (s[i] & 0xc0) != 0x80) return 0;
+        code = code << 6 | (s[i] & 0x3f);
+    }
+    return code >= least[length] && code < 0x110000 && code >> 11 != 0x1b ? length : 0;
+}
+
+static void find_odd(struct piece *p) {
+    const unsigned char *s = (const unsigned char *)p->text;
+    for (size_t i = 0, length; i < p->bytes; i += length ? length : 1) {
+        length = character(s + i, p->bytes - i);
+        if (!length && p->odd++ == 0) p->first = i;
+    }
+}
+
+static void note_oddities(struct job *job, const struct piece *p) {
+    struct oddities *odd = &job->odd;
+    if (p->odd && odd->bytes == 0)
+        for (int i = 0; i < job->map_count; i++) {
+            const char *start = (const char *)job->maps[i].data;
+            if (p->text < start || p->text >= start + job->maps[i].bytes) continue;
+            odd->input = job->names[i], odd->at = (uint64_t)(p->text - start) + p->first;
+        }
+    odd->bytes += p->odd;
+    odd->ids += p->count;
+    const int unknown = tokenizer_unknown(job->tokenizer);
+    for (size_t i = 0; i < p->count; i++) odd->unknowns += p->ids[i] == unknown;
+}
+
+/* Refuses input that is no text, and says what the tokenizer cannot express. */
+static int judge_oddities(const struct job *job) {
+    const struct oddities *odd = &job->odd;
+    const double share = (double)odd->bytes / (double)job->inputs.bytes;
+    if (share > 0.01)
+        return log_error(
+            "%.1f%% of the input's bytes are no text in UTF-8, the first is byte %llu of "
+            "'%s': expected text (gunzip unpacks, iconv converts it)",
+            100 * share, (unsigned long long)odd->at, odd->input);
+    if (odd->bytes)
+        log_error("%llu bytes are no text in UTF-8, the first is byte %llu of '%s': the model "
+                  "learns other characters in their place",
+                  (unsigned long long)odd->bytes, (unsigned long long)odd->at, odd->input);
+    if (odd->unknowns > odd->ids / 100)
+        log_error("%.0f%% of the tokens are <unk>: the tokenizer lacks characters of this text",
+                  100 * (double)odd->unknowns / (double)odd->ids);
+    return 0;
+}
+
 static void encode_piece(const struct tokenizer *tokenizer, struct piece *p) {
     p->words = count_words(p->text, p->bytes);
+    find_odd(p);
     p->status = p->begins
                     ? tokenizer_encode(tokenizer, p->text, p->bytes, &p->ids, &p->count)
                     : tokenizer_encode_continued(tokenizer, p->text, p->bytes, &p->ids, &p->count);
@@ -150,6 +215,7 @@ static int flush(struct job *job) {
         if (status == 0)
             status = token_writer_write(&job->outputs[p->output], p->begins ? bos : -1, p->ids,
                                         p->count, p->words, p->bytes);
+        if (status == 0) note_oddities(job, p);
         free(p->ids);
         job->done += p->bytes;
     }
@@ -176,7 +242,8 @@ static int add_document(struct job *job, const char *text, size_t bytes, int out
                 (const char *)memchr(text + PIECE_BYTES, '\n', bytes - PIECE_BYTES);
             if (newline) part = (size_t)(newline - text);
         }
-        job->pieces[job->piece_count++] = (struct piece){text, part, begins, output, NULL, 0, 0, 0};
+        job->pieces[job->piece_count++] =
+            (struct piece){.text = text, .bytes = part, .begins = begins, .output = output};
         if (job->piece_count == BATCH_PIECES && flush(job) != 0) return -1;
         text += part;
         bytes -= part;
@@ -224,7 +291,7 @@ static int add_input(struct job *job, const char *path) {
     if (job->map_count == OPEN_INPUTS && flush_and_unmap(job) != 0) return -1;
     struct file_map *map = &job->maps[job->map_count];
     if (file_map(path, map) != 0) return -1;
-    job->map_count++;
+    job->names[job->map_count++] = path;
     const char *input = (const char *)map->data, *end = input + map->bytes, *text = input;
     while (text < end) {
         const char *after;
@@ -357,6 +424,7 @@ static int tokenize(const struct settings *s) {
         status = add_input(job, job->inputs.list[i].path);
     if (status == 0) status = flush_and_unmap(job);
     if (status == 0) status = check_separator(job);
+    if (status == 0) status = judge_oddities(job);
     if (status == 0) status = finish(job);
     for (int i = 0; i < job->map_count; i++) file_unmap(&job->maps[i]);
     for (int i = 0; i < 2 && status != 0; i++) token_writer_discard(&job->outputs[i]);

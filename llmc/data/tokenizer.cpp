@@ -223,6 +223,10 @@ int tokenizer_vocabulary(const struct tokenizer *t) {
     return t->processor.GetPieceSize();
 }
 
+int tokenizer_unknown(const struct tokenizer *t) {
+    return t->processor.unk_id();
+}
+
 int tokenizer_bos(const struct tokenizer *t) {
     return t->processor.bos_id();
 }

@@ -22,6 +22,7 @@ int tokenizer_open(const char *path, struct tokenizer **tokenizer);
 void tokenizer_close(struct tokenizer *tokenizer); /* NULL is fine */
 
 int tokenizer_vocabulary(const struct tokenizer *tokenizer); /* number of token ids */
+int tokenizer_unknown(const struct tokenizer *tokenizer);    /* id of <unk> */
 int tokenizer_bos(const struct tokenizer *tokenizer);        /* id of <s>, -1 when there is none */
 int tokenizer_eos(const struct tokenizer *tokenizer);        /* id of </s>, likewise */
 

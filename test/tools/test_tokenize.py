@@ -1,4 +1,5 @@
 """Tests build/tokenize on typical texts of users, and compares it with the sentencepiece library."""
+import gzip
 import os
 import random
 import re
@@ -9,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from program import BUILD, run
+from program import BUILD, ROOT, run
 
 pytestmark = pytest.mark.quick
 
@@ -42,7 +43,8 @@ def model(tmp_path_factory):
 
 def tokenize(model, *arguments, cwd, expect=0, **keywords):
     done = subprocess.run([str(TOKENIZE), "--tokenizer", str(model), *map(str, arguments)],
-                          cwd=cwd, capture_output=True, timeout=300, check=False, **keywords)
+                          cwd=cwd, timeout=300, check=False,
+                          **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords})
     assert done.returncode == expect, done.stderr.decode()
     return (done.stdout if expect == 0 else done.stderr).decode()
 
@@ -257,3 +259,29 @@ def test_a_limit_on_the_size_of_files(model, tmp_path):
     said = tokenize(model, "--train", "t.bin", "text", cwd=tmp_path, expect=1,
                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)))
     assert "t.bin.partial': File too large" in said and not list(tmp_path.glob("t.bin*"))
+
+
+@pytest.mark.parametrize("content, at", [
+    (gzip.compress(b"once upon a time\n" * 200), 1), (("once upon\n" * 200).encode("utf-16"), 0),
+    (("caf\u00e9 " * 200).encode("latin-1"), 3), (b"once\0" * 200, 4)], ids=["gzip", "utf-16", "latin-1", "zeros"])
+def test_what_is_no_text_is_refused(model, tmp_path, content, at):
+    """Packed, in UTF-16, in Latin-1, with zero bytes."""
+    (tmp_path / "before").write_bytes(b"text in ASCII\n")
+    (tmp_path / "input").write_bytes(content)
+    said = tokenize(model, "--input", "before", "--input", "input", "--train", "t.bin", cwd=tmp_path, expect=1)
+    assert re.search(rf"[\d.]+% of the input's bytes are no text in UTF-8, the first is byte {at} of 'input': expected text", said)
+    assert not (tmp_path / "t.bin").exists()
+
+
+def test_a_few_odd_bytes_and_unknown_characters_are_told(model, tmp_path):
+    good = "".join(PARTS) * 50
+    (tmp_path / "good").write_text(good, encoding="utf-8", newline="")
+    (tmp_path / "odd").write_bytes(good.encode() + b"\xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80 \xff e\xcc")
+    said = tokenize(model, "--input", "good", "--train", "t.bin", cwd=tmp_path, stderr=subprocess.STDOUT)
+    assert "UTF-8" not in said and "<unk>" not in said
+    said = tokenize(model, "--input", "odd", "--train", "t.bin", cwd=tmp_path, stderr=subprocess.STDOUT)
+    assert f"11 bytes are no text in UTF-8, the first is byte {len(good.encode())} of 'odd'" in said
+    lacks = ROOT / "test" / "goldens" / "choices" / "tokenizer.model"  # without a token for each byte
+    (tmp_path / "unknown").write_text("\u5b8c\u5168 once\n" * 100, encoding="utf-8")
+    said = tokenize(lacks, "--input", "unknown", "--train", "t.bin", cwd=tmp_path, stderr=subprocess.STDOUT)
+    assert re.search(r"\d+% of the tokens are <unk>: the tokenizer lacks characters of this text", said)
