@@ -68,13 +68,15 @@ static uint64_t cost_of(const struct deal *d, int owner, size_t elements) {
 
 /* The cheapest way for `owner` to have unit u, and the units before it that it then has, too. */
 static struct choice choose(const struct deal *d, int u, int owner) {
-    struct choice best = {UINT64_MAX, 0, owner, -1};
+    struct choice best = {UINT64_MAX, 0, owner, -1}; /* not possible */
     size_t elements = 0;
-    for (int first = u; first >= 0; first--) {
+    const int most = 2 * d->units / d->workers + 2, last = u >= most ? u - most + 1 : 0;
+    for (int first = u; first >= last; first--) { /* no owner needs more */
         elements += d->unit[first];
         if (first > 0 && owner == 0) continue;
         const struct choice *before =
             first ? &d->best[(size_t)(first - 1) * (size_t)d->workers + (size_t)(owner - 1)] : NULL;
+        if (before && before->cost == UINT64_MAX) continue;
         const uint64_t cost = cost_of(d, owner, elements) + (before ? before->cost : 0);
         if (cost >= best.cost) continue;
         best = (struct choice){cost, first, owner, before ? before->owner : -1};
