@@ -296,7 +296,7 @@ static void print_recompute(const struct llama_config *config,
                memory_plan_of_run(config, &other).total_bytes / 1e9, recompute_names[r]);
     }
     if (cudnn_bytes(config, s) > 0)
-        printf("  %-20s %10.3f GB of it for cuDNN's attention (--attention own: none)\n", "",
+        printf("  %-20s %10.3f GB of it cuDNN's (--attention own: none)\n", "",
                cudnn_bytes(config, s) / 1e9);
 }
 

@@ -184,11 +184,10 @@ double step_plan_seconds(const struct llama_config *c, const struct memory_plan_
 void step_plan_print(const struct llama_config *c, const struct memory_plan_settings *s,
                      bool overlap) {
     struct step_plan plan[GPUS];
-    printf(
-        "\nExpected milliseconds of a step, one GPU for each worker, by rates measured on an H100\n"
-        "(110M to 7B-shaped models took 0.98 to 1.04 of it there; others by data sheets; "
-        "--recompute %s)\n  %-20s",
-        recompute_names[s->recompute], "");
+    printf("\nExpected milliseconds of a step, one GPU for each worker, --recompute %s\n"
+           "(rates of an H100, on which 110M to 7B-shaped models took 0.98 to 1.04 of it;\n"
+           " others by their data sheets)\n  %-20s",
+           recompute_names[s->recompute], "");
     for (int g = 0; g < GPUS; g++) {
         plan[g] = plan_of_run(c, s, &gpus[g], overlap);
         printf(" %10s", gpus[g].name);

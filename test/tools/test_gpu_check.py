@@ -154,7 +154,7 @@ def test_the_model_of_a_step_is_what_an_h100_took(tmp_path):
         said = step_plan(*big, f"--attention={attention}")
         assert said["attention"][0] == pytest.approx(traced, rel=0.03)
         for part, took in (("products of layers", 128.6), ("norms, rope, SwiGLU", 22.6), ("classifier", 9.8),
-                           ("AdamW and norm", 12.4)):
+                           ("optimizer and norm", 12.4)):
             assert said[part][0] == pytest.approx(took, rel=0.05), part
     layers = {}
     for count in (4, 14):
