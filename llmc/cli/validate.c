@@ -87,8 +87,27 @@ static int check_model(const struct options *o, const struct llama_config *c) {
     return 0;
 }
 
+/* Processes that a launcher started together, and that MPI does not know of, would each train alone. */
+static int check_launcher(const struct options *o, int ranks) {
+    static const char *const names[][2] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
+                                           {"PMI_SIZE", "PMI_RANK"},
+                                           {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"},
+                                           {"WORLD_SIZE", "LOCAL_RANK"}};
+    for (size_t i = 0; ranks == 1 && !o->meet && i < sizeof names / sizeof *names; i++) {
+        const char *size = getenv(names[i][0]);
+        if (size && atoi(size) > 1 && getenv(names[i][1]))
+            return log_error(
+                "started with %s=%.20s, but this process finds no other rank: expected "
+                "the mpirun of the MPI that it was built with, srun --mpi=pmix, or "
+                "scripts/elastic.sh to start it",
+                names[i][0], size);
+    }
+    return 0;
+}
+
 int validate_options(const struct options *o, int ranks) {
     struct llama_config c;
+    if (check_launcher(o, ranks)) return 2;
     if (views_check(o, ranks)) return 2;
     if (o->meet) ranks = o->meet_ranks;
     const int workers = o->net.workers ? o->net.workers : ranks;

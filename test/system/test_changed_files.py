@@ -223,3 +223,16 @@ def test_a_text_that_ends_at_an_id_without_text_is_told(tmp_path):
     tokenizer = ROOT / "test" / "goldens" / "choices" / "tokenizer.model"
     done = succeed("--generate=Once", f"--model={tmp_path}/model", f"--tokenizer={tokenizer}", "--temperature=1", "--top-p=1")
     assert re.fullmatch(r"train_llama2: the text ends at id \d+: the model has 4000 ids, the tokenizer 97; .*\n", done.stderr)
+
+
+# ---- launchers ----
+
+@pytest.mark.parametrize("size, rank", [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("WORLD_SIZE", "LOCAL_RANK")])
+def test_processes_that_do_not_know_each_other(tmp_path, size, rank):
+    """torchrun, and srun without MPI, start processes of which each would train alone."""
+    write_tokens(tmp_path / "train.bin", markov_tokens(600, 60, 1), 64)
+    command = ["--model=260K", "--seq=16", "--batch=1", f"--train={tmp_path}/train.bin", "--steps=1"]
+    succeed(*command, environment={size: "1", rank: "0"})
+    succeed(*command, environment={size: "4"})  # it may stand in a shell
+    done = run(*command, environment={size: "4", rank: "1"})
+    assert f"started with {size}=4, but this process finds no other rank: expected" in one_line(done, 2)
