@@ -265,6 +265,12 @@ int config_read(const char *path, struct llama_config *config) {
     char in_directory[FILE_PATH_BYTES];
     struct file_map map;
     if (file_is_directory(path)) {
+        if (file_join(in_directory, path, "adapter_config.json")) return -1;
+        if (!access(in_directory, F_OK))
+            return log_error(
+                "'%s' has an adapter (adapter_config.json), which this program does not "
+                "apply: merge it into the model first (merge_and_unload of peft)",
+                path);
         if (file_join(in_directory, path, "config.json")) return -1;
         if (access(in_directory, F_OK))
             return log_error("'%s' has no config.json: expected a Hugging Face Llama directory, or "

@@ -225,6 +225,16 @@ def test_a_text_that_ends_at_an_id_without_text_is_told(tmp_path):
     assert re.fullmatch(r"train_llama2: the text ends at id \d+: the model has 4000 ids, the tokenizer 97; .*\n", done.stderr)
 
 
+def test_a_model_with_an_adapter_is_refused(tmp_path):
+    """Without the adapter its perplexity would be another model's."""
+    small_model(tmp_path / "model", 64)
+    write_tokens(tmp_path / "val.bin", markov_tokens(600, 60, 1), 64)
+    command = ["--eval", f"--model={tmp_path}/model", f"--val={tmp_path}/val.bin", "--seq=16"]
+    succeed(*command)
+    (tmp_path / "model" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "has an adapter (adapter_config.json)" in one_line(run(*command), 1)
+
+
 # ---- launchers ----
 
 @pytest.mark.parametrize("size, rank", [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("WORLD_SIZE", "LOCAL_RANK")])

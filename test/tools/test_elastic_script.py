@@ -134,6 +134,15 @@ def test_who_dies_is_started_again(script):
 
 
 @needs_etcd
+@pytest.mark.parametrize("words", [["--port-range", "23450-23490"], ["--port-range=23450-23490"]])
+def test_etcd_takes_a_port_of_the_range(script, words):
+    assert script.run("0", "--", "--model", "260K", *words)[0] == 0
+    started = options_of(script.lines("started")[0])
+    assert 23450 <= int(re.search(r"--meet etcd://127\.0\.0\.1:(\d+)/", started)[1]) <= 23490
+    assert started.endswith(" ".join(words))
+
+
+@needs_etcd
 def test_etcd_is_there_and_ends(script):
     process = script.start("wait", "-n", 1, "--")
     script.wait(lambda: script.lines("ready"))
