@@ -246,3 +246,27 @@ def test_processes_that_do_not_know_each_other(tmp_path, size, rank):
     succeed(*command, environment={size: "4"})  # it may stand in a shell
     done = run(*command, environment={size: "4", rank: "1"})
     assert f"started with {size}=4, but this process finds no other rank: expected" in one_line(done, 2)
+
+
+# ---- what must not change a result ----
+
+def test_evaluation_does_not_depend_on_its_batch_and_changes_no_training(tmp_path):
+    """Also with an incomplete last batch; and as many sequences in more micro-batches are the same step."""
+    write_tokens(tmp_path / "train.bin", markov_tokens(3000, 60, 1), 64)
+    write_tokens(tmp_path / "val.bin", markov_tokens(705, 60, 2), 64)
+    command = ["--model=260K", "--seq=32", "--steps=3", "--clip=0.5", f"--train={tmp_path}/train.bin", "--packet-bytes=512"]
+
+    def losses(name, *more):
+        succeed(*command, f"--out={tmp_path}/{name}", *more)
+        return [(e["loss"], e["grad_norm"]) for e in events(tmp_path / name / "log.jsonl", "step")]
+
+    lossy = ["--workers=2", "--loss-rate=0.2", "--batch=1"]
+    plain = losses("plain", *lossy)
+    assert losses("evaluated", *lossy, "--eval-every=1", f"--val={tmp_path}/val.bin", "--save-every=1") == plain
+    once = losses("once", "--batch=4")
+    for i, more in enumerate((["--batch=1", "--micro-batches=4"], ["--batch=2", "--micro-batches=2"])):
+        for mine, other in zip(losses(f"more{i}", *more), once):
+            assert mine == pytest.approx(other, rel=1e-5)
+    said = {succeed("--eval", f"--model={tmp_path}/plain/checkpoint-00000003", f"--val={tmp_path}/val.bin", "--seq=32",
+                    f"--batch={batch}", f"--workers={workers}").stdout for batch, workers in ((1, 1), (3, 1), (8, 1), (2, 3))}
+    assert len(said) == 1, said
