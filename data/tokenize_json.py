@@ -171,11 +171,14 @@ def parts(inputs, separator, split):
 
 
 def flush(tokenizer, first, gathered, outputs):
-    encoded = tokenizer.encode_batch([text.decode("utf-8", "replace") for text, _ in gathered],
-                                     add_special_tokens=False)
-    for (text, output), encoding in zip(gathered, encoded):
+    """Encodes and writes documents. Returns how many characters are none in UTF-8, or zero bytes."""
+    texts = [text.decode("utf-8", "replace") for text, _ in gathered]
+    odd = sum(text.count("\ufffd") - raw.count("\ufffd".encode()) + text.count("\0")
+              for text, (raw, _) in zip(texts, gathered))
+    for (text, output), encoding in zip(gathered, tokenizer.encode_batch(texts, add_special_tokens=False)):
         outputs[output].add([first, *encoding.ids], text)
     gathered.clear()
+    return odd
 
 
 def encode(tokenizer, first, arguments, outputs):
@@ -183,14 +186,19 @@ def encode(tokenizer, first, arguments, outputs):
     separator = arguments.separator.encode() if arguments.separator is not None else None
     size = sum(os.path.getsize(name) for name in arguments.input if name != "-")
     split = (1 - (arguments.val_fraction or 0.05)) * size if arguments.val else float("inf")
-    gathered, waiting, done = [], 0, 0
+    gathered, waiting, done, odd = [], 0, 0, 0
     for part in parts(arguments.input, separator, split):
         gathered.append(part)
         waiting += len(part[0])
         if waiting >= BATCH_BYTES:
-            flush(tokenizer, first, gathered, outputs)
+            odd += flush(tokenizer, first, gathered, outputs)
             done, waiting = done + waiting, 0
-    flush(tokenizer, first, gathered, outputs)
+    odd += flush(tokenizer, first, gathered, outputs)
+    if odd > 0.01 * (done + waiting):
+        raise Failure(f"{odd} places of the input are no text in UTF-8: expected text (gunzip unpacks, iconv converts it)")
+    if odd:
+        print(f"tokenize_json.py: {odd} places are no text in UTF-8: the model learns other characters there",
+              file=sys.stderr)
     return done + waiting
 
 

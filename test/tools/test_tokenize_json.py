@@ -172,3 +172,16 @@ def test_a_separator_that_is_no_line(environment, tmp_path):
                     "--input", tmp_path / "text", expect=1)
     assert "--separator '==' is no line of the input, and 3 times within a line" in said
     assert not list(tmp_path.glob("t.bin*"))
+
+
+@pytest.mark.parametrize("content, code", [
+    (gzip.compress(b"once upon a time\n" * 200), 1), (("the\n" * 300).encode("utf-16"), 1),
+    (b"the \xff in\n" + b"the \xef\xbf\xbd in\n" * 99, 0)], ids=["gzip", "utf-16", "one byte"])
+def test_what_is_no_text_is_refused(environment, tmp_path, content, code):
+    tokenizer = save_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "text").write_bytes(content)
+    done = subprocess.run([sys.executable, SCRIPT, "--tokenizer", tokenizer, "--input", tmp_path / "text", "--train",
+                           tmp_path / "t.bin"], env=environment, text=True, capture_output=True, timeout=120, check=False)
+    assert done.returncode == code and done.stderr.count("\n") == 1, done.stderr
+    assert "no text in UTF-8" in done.stderr and (code == 0) == ("1 places are" in done.stderr)
+    assert (tmp_path / "t.bin").exists() == (code == 0)
