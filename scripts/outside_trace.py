@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Makes a loss trace from what another tool has recorded, for --loss-model trace:FILE.
+
+    scripts/outside_trace.py ns3 ascii.tr > trace                  # ns-3's ascii trace of a queue
+    scripts/outside_trace.py pcap sent.pcap received.pcap > trace  # a packet that was sent and not received is lost
+    build/train_llama2 --loss-model trace:trace --loss-rate 1 ...
+
+How it maps: one character for each packet in the order of time, flow after flow, 0 arrives and 1 is lost. Each link of
+a run begins at its own place of the trace and reads on in a circle, so lengths need not agree; runs of losses stay
+runs, and which link lost what at which time does not stay. What was lost is reported on stderr.
+
+ns3   lines of AsciiTraceHelper: "+ TIME PATH ..." is a packet that a queue took, "d TIME PATH ..." one that it dropped;
+      a flow is a path (/NodeList/0/DeviceList/1/...). "-", "r" and "t" do not count.
+pcap  classic pcap of Ethernet, raw IP or Linux "any" with IPv4 UDP or TCP. A flow is source, destination, protocol and
+      ports. A packet is found again by its IPv4 identification and the bytes after its IP header, so both files must
+      hold as much of each packet; a packet that came twice counts once. Packets that neither is known to have sent
+      (only in received.pcap) do not count.
+"""
+import argparse
+import collections
+import signal
+import struct
+import sys
+
+LINK_BYTES = {1: 14, 12: 0, 101: 0, 113: 16, 276: 20, 228: 0}  # before the IP header, by link type
+
+
+def fail(text):
+    print(f"outside_trace.py: {text}", file=sys.stderr)
+    sys.exit(1)
+
+
+def read_ns3(path):
+    """{flow: "0010..."}"""
+    flows = collections.defaultdict(list)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            words = line.split()
+            if not words or words[0] in ("-", "r", "t"):
+                continue
+            if words[0] not in ("+", "d") or len(words) < 3 or not words[2].startswith("/NodeList/"):
+                fail(f"{path}, line {number}: expected '+', '-', 'd', 'r' or 't', a time and a path of /NodeList/")
+            flows["/".join(words[2].split("/")[:5])].append("1" if words[0] == "d" else "0")
+    return flows
+
+
+def packets(path):
+    """Yields (flow, identity) of each IPv4 packet of a pcap file."""
+    with open(path, "rb") as file:
+        head = file.read(24)
+        order = {b"\xd4\xc3\xb2\xa1": "<", b"\x4d\x3c\xb2\xa1": "<", b"\xa1\xb2\xc3\xd4": ">",
+                 b"\xa1\xb2\x3c\x4d": ">"}.get(head[:4])
+        if not order or len(head) < 24:
+            fail(f"{path}: expected a pcap file (not pcapng: tshark -F pcap writes one)")
+        link = struct.unpack(order + "I", head[20:])[0] & 0xFFFF
+        if link not in LINK_BYTES:
+            fail(f"{path}: link type {link}: expected Ethernet (1), raw IP (101, 228) or Linux cooked (113, 276)")
+        while record := file.read(16):
+            length = struct.unpack(order + "II", record[8:])[0] if len(record) == 16 else -1
+            data = file.read(max(length, 0))
+            if length < 0 or len(data) < length:
+                fail(f"{path}: it is cut off")
+            ip = data[LINK_BYTES[link]:]
+            if len(ip) < 20 or ip[0] >> 4 != 4 or ip[9] not in (6, 17):
+                continue
+            body = ip[(ip[0] & 15) * 4:]
+            yield (ip[12:16], ip[16:20], ip[9], body[:4]), (ip[4:6], body)
+
+
+def read_pcap(sent, received):
+    came = {(flow, identity) for flow, identity in packets(received)}
+    flows, seen = collections.defaultdict(list), set()
+    for flow, identity in packets(sent):
+        if (flow, identity) not in seen:
+            seen.add((flow, identity))
+            flows[flow].append("0" if (flow, identity) in came else "1")
+    return flows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    kinds.add_parser("ns3").add_argument("files", nargs=1, metavar="FILE")
+    kinds.add_parser("pcap").add_argument("files", nargs=2, metavar="FILE")
+    arguments = parser.parse_args()
+    try:
+        flows = read_ns3(*arguments.files) if arguments.kind == "ns3" else read_pcap(*arguments.files)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
+    if not flows:
+        fail(f"{arguments.files[0]}: it has no packets")
+    count, lost = sum(map(len, flows.values())), sum(flow.count("1") for flow in flows.values())
+    print(f"# {arguments.kind}: {count} packets of {len(flows)} flows, {lost} lost")
+    for flow in flows.values():
+        text = "".join(flow)
+        for start in range(0, len(text), 100):
+            print(text[start:start + 100])
+    print(f"{count} packets of {len(flows)} flows, {lost / count:.2%} lost", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    main()
