@@ -71,6 +71,11 @@ bool resume_is_checkpoint_name(const char *name);
 /* Reads DIR/trainer.json. Returns 0, or -1 after reporting; the caller releases *saved. */
 int resume_open(const char *directory, json_t **saved, struct resume_point *at);
 
+/* Whether the files of the model in a directory are those that a training run wrote there, by the checksums of
+ * its trainer.json; rank r of R checks a share of them. Without a trainer.json there is nothing to check.
+ * Returns 0, or -1 after reporting. */
+int resume_verify_model(const char *directory, int rank, int ranks);
+
 /* Returns which attention the saved run used (`library` of struct attention_choice), if the same
  * backend saved it (its `details` are equal); otherwise -1. */
 int resume_attention(const json_t *saved, const char *details);

@@ -7,6 +7,7 @@
 
 #include "llmc/backend/host_vector.h"
 #include "llmc/checkpoint/hf_model.h"
+#include "llmc/checkpoint/resume.h"
 #include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
 #include "llmc/util/bf16.h"
@@ -101,8 +102,11 @@ static int initial_values(const struct data_parallel *d, int bucket, float *firs
     struct named_tensor *tensors =
         bucket == LAYOUT_ALL ? param_layout_tensor_list(d->layout, first, &count)
                              : param_layout_bucket_tensors(d->layout, bucket, first, &count);
+    const bool first_part = !d->options->resume && (bucket == LAYOUT_ALL || bucket == 0);
     const int failed =
-        !tensors || hf_model_read(d->options->model, &d->layout->config, tensors, count);
+        !tensors ||
+        (first_part && resume_verify_model(d->options->model, d->world.rank, d->world.ranks)) ||
+        hf_model_read(d->options->model, &d->layout->config, tensors, count);
     free(tensors);
     return failed ? -1 : 0;
 }

@@ -278,8 +278,11 @@ def test_a_damaged_shard_is_named(data, sharded, tmp_path, damage, said, ranks):
     lines = [line for line in done.stderr.splitlines() if line.startswith("train_llama2: ")]
     assert done.returncode == 1 and len(lines) == 1, done.stderr
     assert f"{folder}/{name}'" in lines[0] and said in lines[0]
-    if damage != "flip":  # models that no training run wrote have no checksums
-        assert name in one_line(run("--eval", f"--model={folder}", f"--val={data}/val.bin"), 1)
+    evaluation = ["--eval", f"--model={folder}", f"--val={data}/val.bin"]
+    line = one_line(run(*evaluation), 1)
+    assert name in line and (damage != "flip" or "is not what the run wrote: its checksum is" in line)
+    (folder / "trainer.json").unlink()  # models that no training run wrote have no checksums
+    assert run(*evaluation).returncode == (0 if damage == "flip" else 1)
 
 
 def test_wrong_shard_sizes(data):
