@@ -139,6 +139,7 @@ def contiguous(log):
     {},
     {"wire_dtype": "bf16", "carry": 1, "workers": 6, "no_overlap": True},
     {"encrypt": True, "deadline": "auto", "dtype": "bf16"},
+    {"optimizer": "muon"},
 ])
 def test_a_rank_dies_and_another_comes(ranks, changes):
     """Rank 0, which writes the log, dies. The next rank continues the log. Then a new rank joins."""
