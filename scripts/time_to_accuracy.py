@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Hours until a loss is reached: steps that a sweep says are needed, times what a step takes on a network.
+
+    scripts/sweeps/sweep.py others --table                       # writes out/sweeps/others/table.csv
+    scripts/time_to_accuracy.py out/sweeps/others/table.csv --section Long --links 1,10,100 --workers 8,64
+    scripts/time_to_accuracy.py ... --svg hours.svg              # a picture, with the intervals of the sweep
+
+Assumes, and says so:
+
+* A row of the table with a step tax t needs (1 + t) times the steps of the run without loss, in the large as in the sweep.
+  Rows without a tax, because their runs end better than any prefix of the run without loss, need as many.
+* A step computes 6 P T / (N FLOPS), with P parameters (--parameters), T tokens a step (--tokens), N workers (--workers) and
+  the FLOPS that a worker does (--tflops), and then exchanges; nothing overlaps. Steps are --per-parameter P / T.
+* Exchanges are those of dev/scaling/scaling.py, which says how each is modelled and was measured: ours, of a row with an
+  integer type on the wire, as int8 with its rounds, of other rows as bf16, with rounds if the row sent again; opponents lose no step and repeat every packet: a ring or tree over TCP (BBR), RoCE
+  (go-back-N), MRC as its makers published it, and ideal selective repeat. All of them send bf16.
+"""
+import argparse
+import csv
+import pathlib
+import re
+import signal
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parents[1] / "dev/scaling")]
+# pylint: disable=wrong-import-position
+from figure import pyplot, save
+from python_packages import require
+
+if __name__ == "__main__":
+    require("numpy", "matplotlib", target="simulate")
+import scaling
+
+BF16 = 2  # bytes of an element
+OPPONENTS = ("tcp", "roce", "mrc", "select")
+
+
+def numbers(text):
+    return [float(word) for word in text.split(",")]
+
+
+def fail(text):
+    print(f"time_to_accuracy.py: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def rows_of(path, section):
+    """[(label, dropped, tax, half of its interval, our exchange)] of the section."""
+    with open(path, encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    if not table or "step_tax" not in table[0]:
+        fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")
+    rows = []
+    for row in table:
+        dropped = re.match(r"(?:.*?\b)?([\d.]+)%(?! gradient| parameter)", row["run"])
+        if not row["section"].startswith(section) or not dropped:
+            continue
+        small = re.search(r"wire-dtype int\d", row["run"]) is not None
+        again = float(row["extra_traffic"] or 0) > 0
+        rows.append((row["run"], float(dropped[1]) / 100, float(row["step_tax"] or 0), float(row["tax_interval"] or 0),
+                     "int8" if small else "rule" if again else "lossy"))
+    if not rows:
+        found = sorted({row["section"] for row in table})
+        fail(f"{path}: no row of a section '{section}...' with a loss rate: expected one of: " + "; ".join(found))
+    return rows
+
+
+def hours(seconds, compute, steps, tax=0.0):
+    return steps * (1 + tax) * (compute + seconds) / 3600
+
+
+def table_of(a, rows):
+    """[(workers, Gbit/s, dropped, name, hours, half of their interval)]"""
+    steps, size = a.per_parameter * a.parameters / a.tokens, a.parameters * BF16
+    out = []
+    for workers in map(int, a.workers):
+        compute = 6 * a.parameters * a.tokens / (workers * a.tflops * 1e12)
+        for gbps in a.links:
+            for dropped in sorted({row[1] for row in rows}):
+                net = scaling.Network(gbps, a.rtt_us * 1e-6, dropped)
+                for label, rate, tax, spread, exchange in rows:
+                    if rate == dropped:
+                        seconds = scaling.exchange(exchange, net, workers, size)
+                        out.append((workers, gbps, dropped, label, hours(seconds, compute, steps, tax),
+                                    hours(seconds, compute, steps, spread) - hours(seconds, compute, steps)))
+                for name in OPPONENTS:
+                    seconds = scaling.reliable(name, net, workers, size)
+                    out.append((workers, gbps, dropped, scaling.TITLES[name], hours(seconds, compute, steps), 0.0))
+    return out
+
+
+def draw(path, table):
+    plt = pyplot()
+    panels = sorted({(row[0], row[2]) for row in table})
+    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
+    for axis, (workers, dropped) in zip(axes[0], panels):
+        for name in dict.fromkeys(row[3] for row in table if (row[0], row[2]) == (workers, dropped)):
+            points = [row for row in table if (row[0], row[2], row[3]) == (workers, dropped, name)]
+            axis.errorbar([row[1] for row in points], [row[4] for row in points], [row[5] for row in points], label=name,
+                          marker="o", markersize=3, capsize=3)
+        axis.set(title=f"{workers} workers, {dropped:.1%} lost", xlabel="Gbit/s", ylabel="hours", xscale="log", yscale="log")
+        axis.legend(fontsize=6)
+    figure.tight_layout()
+    print(save(figure, path))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", metavar="TABLE.csv")
+    parser.add_argument("--section", default="", metavar="TEXT", help="how the section's title begins")
+    parser.add_argument("--links", type=numbers, default=[1, 10, 100], metavar="GBIT,...")
+    parser.add_argument("--workers", type=numbers, default=[8, 64], metavar="N,...")
+    parser.add_argument("--rtt-us", type=float, default=10, metavar="US")
+    parser.add_argument("--parameters", type=float, default=6.74e9, metavar="P", help="default: Llama-2 7B's")
+    parser.add_argument("--tokens", type=float, default=4e6, metavar="T", help="of a step, default: %(default)g")
+    parser.add_argument("--per-parameter", type=float, default=20, metavar="N", help="tokens per parameter of the run")
+    parser.add_argument("--tflops", type=float, default=450, metavar="F", help="of a worker, as it computes")
+    parser.add_argument("--svg", metavar="FILE", help="draw the table, as SVG and PNG")
+    a = parser.parse_args()
+    if min(a.workers) < 2 or min(a.links) <= 0 or min(a.parameters, a.tokens, a.tflops, a.rtt_us) <= 0:
+        fail("expected at least 2 workers, and numbers above 0")
+    try:
+        table = table_of(a, rows_of(a.table, a.section))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
+    print(f"{a.parameters:.3g} parameters, {a.tokens:.3g} tokens a step, {a.per_parameter:g} tokens a parameter, "
+          f"{a.tflops:g} TFLOP/s a worker, {a.rtt_us:g} us; nothing overlaps (--help says what is assumed)\n")
+    header = ["", *(f"{gbps:g} Gbit/s" for gbps in a.links)]
+    for workers, dropped in sorted({(row[0], row[2]) for row in table}):
+        names = dict.fromkeys(row[3] for row in table if (row[0], row[2]) == (workers, dropped))
+        cells = {(row[3], row[1]): f"{row[4]:.4g}" + (f" ± {row[5]:.2g}" if row[5] else "")
+                 for row in table if (row[0], row[2]) == (workers, dropped)}
+        print(f"hours, {workers} workers, {dropped:.1%} lost\n")
+        print(scaling.markdown(header, [[name, *(cells[name, gbps] for gbps in a.links)] for name in names]))
+    if a.svg:
+        draw(a.svg, table)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    main()

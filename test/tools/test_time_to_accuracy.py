@@ -1,0 +1,72 @@
+"""Tests scripts/time_to_accuracy.py: its hours are the sweep's steps times the step times of dev/scaling."""
+import re
+import subprocess
+import sys
+
+import pytest
+
+from program import ROOT
+
+pytest.importorskip("matplotlib")
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "dev" / "scaling")]
+import scaling  # pylint: disable=wrong-import-position
+
+pytestmark = pytest.mark.quick
+
+TABLE = """\
+section,run,step_tax,tax_interval,extra_traffic
+Steep: small,no loss,,,0
+Steep: small,"20%, plain",0.25,0.1,0.0
+Steep: small,"20%, wire-dtype int6",,,0.2
+Other,"40%, lead off",0.5,,0.3
+"""
+
+
+def hours(path, *words):
+    return subprocess.run([sys.executable, ROOT / "scripts" / "time_to_accuracy.py", path, *words], text=True,
+                          capture_output=True, check=False)
+
+
+def cells(text):
+    """{(workers, name, Gbit/s): hours}"""
+    found = {}
+    for line in text.splitlines():
+        if title := re.match(r"hours, (\d+) workers", line):
+            workers = int(title[1])
+        elif line.startswith("|  |"):
+            links = [float(cell.split()[0]) for cell in line.strip("| ").split(" | ")]
+        elif line.startswith("| ") and "---" not in line:
+            name, *values = line.strip("| ").split(" | ")
+            found.update({(workers, name, link): float(value.split(" ±")[0]) for link, value in zip(links, values)})
+    return found
+
+
+def test_hours(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE)
+    done = hours(path, "--section=Steep", "--links=1,100", "--workers=8", "--parameters=1e9", "--tokens=1e6", "--tflops=100",
+                 f"--svg={tmp_path}/hours.svg")
+    assert done.returncode == 0, done.stderr
+    found = cells(done.stdout)
+    assert len(found) == 2 * 6
+    for link in (1, 100):
+        net = scaling.Network(link, 10e-6, 0.2)
+        compute, steps = 6 * 1e9 * 1e6 / (8 * 1e14), 20 * 1e9 / 1e6
+        for name, exchange, tax in (("20%, plain", "lossy", 0.25), ("20%, wire-dtype int6", "int8", 0)):
+            seconds = scaling.exchange(exchange, net, 8, 2e9)
+            assert found[8, name, link] == pytest.approx(steps * (1 + tax) * (compute + seconds) / 3600, rel=1e-3)
+        seconds = scaling.reliable("tcp", net, 8, 2e9)
+        assert found[8, "TCP, BBR", link] == pytest.approx(steps * scaling.step(seconds, compute) / 3600, rel=1e-3)
+    assert "1e+09 parameters" in done.stdout and "±" in done.stdout
+    assert (tmp_path / "hours.svg").read_text().count("20%, plain") >= 1
+
+
+def test_wrong_use_gets_one_line(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for words, says in (((path, "--section=None"), "no row of a section 'None...' with a loss rate: expected one of: Other"),
+                        ((tmp_path / "other.csv",), "expected a table.csv of"), ((tmp_path / "no",), "No such file"),
+                        ((path, "--workers=1"), "at least 2 workers")):
+        done = hours(*words)
+        assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
