@@ -20,7 +20,7 @@ struct inputs {
     size_t capacity; /* of list */
 };
 
-/* Collects the named texts, in the order of the names. A file is taken as it is. A folder stands
+/* Collects the named texts, in the order of the names. A file is text in UTF-8. A folder stands
  * for the text files in it and in its folders, sorted by name at each level; names that begin with
  * a dot are left out, and so are files with a zero byte among their first 8,192, which are no text.
  * Links are followed. "-" is standard input, copied to a file without a name in spool_directory, so
