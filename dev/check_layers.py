@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Checks that the folders of lossynet and llmc include and call downward only (dev/ARCHITECTURE.md
-draws them), and that no struct of their headers has more than 15 members.
+draws them), that no files call each other in a circle, and that no struct of their headers has more
+than 15 members.
 
     make check-layers
 
 lossynet's includes are read in the files that the compiler writes beside the objects (gcc -MMD), and its
-calls in the symbols of the objects (nm). llmc's includes are read in its sources, since other compilers
+calls, and those of llmc, in the symbols of the objects (nm). llmc's includes are read in its sources, since other compilers
 take some of them. Structs are read in the headers. Each line of output is one violation. The exit status
 is 1 if there is one.
 """
 import argparse
+import graphlib
 import pathlib
 import re
 import signal
@@ -133,6 +135,20 @@ def check_calls(root, build):
                 yield f"{source} calls {name} of {home[name]}: {user or 'lossynet'} must not know it"
 
 
+def check_circles(root, build, house):
+    """Checks that the files of a house do not call each other in a circle."""
+    sources = [path.relative_to(root) for path in sorted((root / house).rglob("*.c"))]
+    sources = [source for source in sources if (build / source).with_suffix(".o").exists()]
+    table = symbols(sources, build) if sources else {}
+    home = {name: source for source, (defined, _) in table.items() for name in defined}
+    calls = {source: {home[name] for name in needed & home.keys()} - {source}
+             for source, (_, needed) in table.items()}
+    try:
+        graphlib.TopologicalSorter(calls).prepare()
+    except graphlib.CycleError as error:
+        yield f"files call each other in a circle: {' <- '.join(map(str, error.args[1]))}"
+
+
 def split(text, separator):
     """Splits text at separators that are not inside brackets. Empty pieces are left out."""
     pieces, depth = [""], 0
@@ -173,6 +189,8 @@ def main():
                         help="folder of the objects, and of the files that gcc -MMD wrote beside them")
     options = parser.parse_args()
     found = [*check_includes(options.root, options.build), *check_calls(options.root, options.build),
+             *check_circles(options.root, options.build, "lossynet"),
+             *check_circles(options.root, options.build, "llmc"),
              *check_llmc(options.root), *check_structs(options.root)]
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0

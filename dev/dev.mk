@@ -294,8 +294,8 @@ check-format:
 	@$(if $(NOT_FORMATTED),echo "$(NOT_FORMATTED): formatting was not checked",\
 	    echo $(FORMATTED) | xargs -n 64 -P $$(nproc) $(CLANG_FORMAT) --dry-run -Werror)
 
-# Checks that lossynet's folders include and call only those of lower layers.
-check-layers: $(LOSSYNET:%.c=$(BUILD)/%.o)
+# Checks that folders include and call only those of lower layers, and that no files call in a circle.
+check-layers: $(LOSSYNET:%.c=$(BUILD)/%.o) $(LLMC:%.c=$(BUILD)/%.o)
 	@$(PYTHON) dev/check_layers.py --build $(BUILD)
 
 bench:

@@ -143,10 +143,11 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     if (settings->error_feedback && (comm->steps.skips || comm->loss.replay))
         ln_unconfirmed_open(comm);
     ln_rounds_open(comm, settings);
-    ln_arrivals_open(comm,
-                     settings->return_masks || settings->error_feedback ||
-                         ln_rounds_most(comm, LOSSYNET_GRADIENT),
-                     ln_rounds_most(comm, LOSSYNET_PARAMETER) != 0);
+    const bool tells[2] = {settings->return_masks || settings->error_feedback ||
+                               ln_rounds_most(comm, LOSSYNET_GRADIENT),
+                           ln_rounds_most(comm, LOSSYNET_PARAMETER) != 0};
+    ln_arrivals_open(comm);
+    if (tells[0] || tells[1]) ln_acknowledge_open(comm, tells[0], tells[1]);
     if (comm->world.ranks > 1) ln_exchange_open(comm, settings->allocate, settings->release);
     if (settings->error_feedback) ln_feedback_open(comm, settings->residuals);
     ln_retransmission_open(comm);
@@ -155,7 +156,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     ln_aside_open(comm);
     if (settings->acknowledge_later && settings->error_feedback && !settings->return_masks &&
         comm->world.ranks > 1 && !comm->steps.skips)
-        ln_arrivals_open_later(comm, comm->stats.aside.room * (size_t)comm->workers.local);
+        ln_acknowledge_open_later(comm, comm->stats.aside.room * (size_t)comm->workers.local);
     if (comm->resources.pool.out_of_memory) return LOSSYNET_NO_MEMORY;
     if (!settings->record_loss || comm->resources.pool.measuring) return LOSSYNET_OK;
     return ln_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
@@ -334,6 +335,7 @@ void lossynet_close(struct lossynet_comm *comm) {
     ln_names_close(comm);
     ln_rule_close(comm);
     ln_feedback_close(comm);
+    ln_acknowledge_close(comm);
     ln_arrivals_close(comm);
     ln_aside_close(comm);
     ln_not_finite_close(comm);

@@ -238,6 +238,64 @@ static void be_plain(struct options *out) {
     if (!options_given(out, &out->net.repair)) out->net.repair[0] = out->net.repair[1] = 0;
 }
 
+bool options_has_word(const char *text, const char *word) {
+    const size_t bytes = strlen(word);
+    for (; text && strlen(text) >= bytes; text++)
+        if (!strncasecmp(text, word, bytes)) return true;
+    return false;
+}
+
+/* How many letters must be put in, taken out or replaced to make `b` of `a`, at least; both are
+ * shorter than NAME_BYTES. */
+enum { NAME_BYTES = 48 };
+static int distance(const char *a, const char *b) {
+    int row[NAME_BYTES];
+    const int length = (int)strlen(b);
+    for (int j = 0; j <= length; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int corner = row[0];
+        row[0] = i;
+        for (int j = 1; j <= length; j++) {
+            int least = corner + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < least) least = row[j] + 1;
+            if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
+            corner = row[j];
+            row[j] = least;
+        }
+    }
+    return row[length];
+}
+
+/* Whether an option's name is one of the words of `text`, which have spaces between them. */
+static bool is_word_of(const char *name, const char *text) {
+    const size_t bytes = strlen(name);
+    for (const char *at = text; (at = strstr(at, name)) != NULL; at++)
+        if ((at == text || at[-1] == ' ') && (at[bytes] == ' ' || !at[bytes])) return true;
+    return false;
+}
+
+/* The option that a user may have meant by an unknown name, which is without "--"; NULL: none is like it. */
+static const char *meant_by(const char *name) {
+    enum { TYPED_WRONG, SAID, WORD, WAYS };
+    const char *found[WAYS] = {NULL};
+    char words[NAME_BYTES];
+    const struct lossynet_option *e;
+    if (!*name || strlen(name) >= sizeof words) return NULL;
+    for (size_t i = 0; i <= strlen(name); i++)
+        words[i] = name[i] == '-' || name[i] == '_' ? ' ' : name[i];
+    for (int i = 0; (e = options_entry(i)) != NULL; i++) {
+        if (e->kind == LOSSYNET_OPTION_TITLE || strlen(e->name) >= NAME_BYTES) continue;
+        const bool fits[WAYS] = {distance(name, e->name) <= (strlen(name) > 4 ? 2 : 1),
+                                 strchr(words, ' ') && options_has_word(e->help, words),
+                                 is_word_of(e->name, words)};
+        for (int way = 0; way < WAYS; way++)
+            if (fits[way] && !found[way]) found[way] = e->name;
+    }
+    for (int way = 0; way < WAYS; way++)
+        if (found[way]) return found[way];
+    return NULL;
+}
+
 /* Reports a word that getopt did not accept. */
 static int refuse_option(const char *word) {
     const char *name = word + strspn(word, "-");
@@ -253,7 +311,7 @@ static int refuse_option(const char *word) {
     }
     if (*like) return log_error("%s: several options begin so:%s", word, like);
     snprintf(like, sizeof like, "%.*s", (int)(bytes < sizeof like ? bytes : 0), name);
-    const char *meant = options_like(like);
+    const char *meant = meant_by(like);
     if (meant) return log_error("%s: unknown option; did you mean --%s? (see --help)", word, meant);
     return log_error("%s: unknown option (see --help)", word);
 }

@@ -120,10 +120,6 @@ json_t *options_json(const struct options *options, unsigned without);
  * names or texts have. Returns the exit code: 0, or 2 if no option has the word, after it said so. */
 int options_help(const char *topic);
 
-/* The option that a user may have meant by an unknown name, which is without "--"; NULL: none is
- * like it. */
-const char *options_like(const char *name);
-
 #ifdef __cplusplus
 }
 #endif

@@ -103,14 +103,6 @@ static void print_most_used(void) {
     printf("\nAll options: --help all. Options about something: --help WORD, as in --help loss\n");
 }
 
-/* Whether `text` has `word` in it, in small or capital letters. */
-static bool has_word(const char *text, const char *word) {
-    const size_t bytes = strlen(word);
-    for (; text && strlen(text) >= bytes; text++)
-        if (!strncasecmp(text, word, bytes)) return true;
-    return false;
-}
-
 /* A line for each option: name, group, argument, default and marks, with tabs between them. */
 static void print_table(void) {
     static const char *const marks[] = {"resumed", "neutral", "sweeps", "each-rank", "each-start"};
@@ -141,7 +133,7 @@ int options_help(const char *topic) {
             title = e->name;
             continue;
         }
-        if (!all && !has_word(e->name, word) && !has_word(e->help, word)) continue;
+        if (!all && !options_has_word(e->name, word) && !options_has_word(e->help, word)) continue;
         if (title) printf("%s%s\n", found ? "\n" : "", title);
         title = NULL;
         print_option(e, e->help, false);
@@ -150,54 +142,4 @@ int options_help(const char *topic) {
     if (found) return 0;
     log_error("--help %s: no option's name or text has this word (see --help all)", topic);
     return 2;
-}
-
-/* How many letters must be put in, taken out or replaced to make `b` of `a`, at least; both are
- * shorter than NAME_BYTES. */
-enum { NAME_BYTES = 48 };
-static int distance(const char *a, const char *b) {
-    int row[NAME_BYTES];
-    const int length = (int)strlen(b);
-    for (int j = 0; j <= length; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int corner = row[0];
-        row[0] = i;
-        for (int j = 1; j <= length; j++) {
-            int least = corner + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < least) least = row[j] + 1;
-            if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
-            corner = row[j];
-            row[j] = least;
-        }
-    }
-    return row[length];
-}
-
-/* Whether an option's name is one of the words of `text`, which have spaces between them. */
-static bool is_word_of(const char *name, const char *text) {
-    const size_t bytes = strlen(name);
-    for (const char *at = text; (at = strstr(at, name)) != NULL; at++)
-        if ((at == text || at[-1] == ' ') && (at[bytes] == ' ' || !at[bytes])) return true;
-    return false;
-}
-
-const char *options_like(const char *name) {
-    enum { TYPED_WRONG, SAID, WORD, WAYS };
-    const char *found[WAYS] = {NULL};
-    char words[NAME_BYTES];
-    const struct lossynet_option *e;
-    if (!*name || strlen(name) >= sizeof words) return NULL;
-    for (size_t i = 0; i <= strlen(name); i++)
-        words[i] = name[i] == '-' || name[i] == '_' ? ' ' : name[i];
-    for (int i = 0; (e = options_entry(i)) != NULL; i++) {
-        if (e->kind == LOSSYNET_OPTION_TITLE || strlen(e->name) >= NAME_BYTES) continue;
-        const bool fits[WAYS] = {distance(name, e->name) <= (strlen(name) > 4 ? 2 : 1),
-                                 strchr(words, ' ') && has_word(e->help, words),
-                                 is_word_of(e->name, words)};
-        for (int way = 0; way < WAYS; way++)
-            if (fits[way] && !found[way]) found[way] = e->name;
-    }
-    for (int way = 0; way < WAYS; way++)
-        if (found[way]) return found[way];
-    return NULL;
 }

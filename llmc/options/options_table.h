@@ -23,5 +23,7 @@ enum option_mark {
 /* Line i of the table, from 0 on, the library's lines among them; NULL after the last one. Offsets are in
  * struct options. */
 const struct lossynet_option *options_entry(int i);
+/* Whether `text`, which may be NULL, has `word` in it, in small or capital letters. */
+bool options_has_word(const char *text, const char *word);
 
 #endif

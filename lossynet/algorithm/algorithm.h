@@ -9,7 +9,8 @@
  *     gradient.c        GRADIENT phase: estimator weights, weighted sum      }  each phase from its
  *     parameter.c       PARAMETER phase: copies, ages, fresh elements        }  begin to its end
  *     rule.c            a rule of the program's own in their place
- *     arrivals.c        which packets arrived, and telling their senders
+ *     arrivals.c        which packets arrived; injected.c: which ones injected loss lets through
+ *     acknowledge.c     tells their senders
  *     exchange.c        which packets leave for other ranks, and where received packets are stored
  *     retransmit.c      rounds of retransmission
  *     rounds.c          how many of them the measured loss asks for
@@ -17,12 +18,15 @@
  *     names.c           which packets hold tensors with a loss rate or rounds of their own
  *     error_feedback.c  adds lost gradients to the next ones
  *     unconfirmed.c     the same when acknowledgements may come late
+ *     residual.c        what both keep of a packet
  *     not_finite.c      tells all ranks whose numbers no receiver takes
  *     rounding.c        rounds what workers of one rank send each other, as over a link
  *     lead.c            how far ahead of the model owners broadcast
  *     step.c            the begin of a step, and steps that do not wait for late ranks
+ *     parts.c           which part a worker takes in such a step
  *     drift.c           measures how far replicas differ, and computes how far they should
- *     stats.c           small gathers, and counters summed over all workers
+ *     gather.c          small gathers that always arrive
+ *     stats.c           counters summed over all workers, and the report of a step
  *     state.c           the state that a checkpoint keeps, as bytes
  *
  * Sizes in comments: N workers, V of them in this rank, R ranks, K packets in a vector, B buckets,
@@ -101,40 +105,50 @@ struct ln_arrivals {
     struct ln_names names; /* see names.c */
 };
 
-/* Failures are only noted in pool.out_of_memory. gradient, parameter: senders are told what arrived
- * in this phase. */
-void ln_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter);
-/* For ln_arrivals_gather with parts of up to `room` bytes. */
-void ln_arrivals_open_later(struct lossynet_comm *comm, size_t room);
+/* Failures are only noted in pool.out_of_memory. */
+void ln_arrivals_open(struct lossynet_comm *comm);
 void ln_arrivals_close(struct lossynet_comm *comm);
 /* Before a phase opens: notes that only workers' own packets have arrived. */
 void ln_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
-/* Tells the senders what has arrived in this phase so far. In a round of retransmission it tells
- * them which packets are not asked for again. Collective. */
-lossynet_status ln_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
-/* The same for a GRADIENT phase in two parts. write: notes what has arrived. gather: gathers parts of
- * `part` bytes in place, as ln_transport_gather does, and the same messages bring what was
- * noted to the senders (acks.due). Collective. */
-void ln_arrivals_write(struct lossynet_comm *comm);
-lossynet_status ln_arrivals_gather(struct lossynet_comm *comm, void *all, size_t part);
-/* Tells the senders now, if that is due. Collective. */
-lossynet_status ln_arrivals_settle(struct lossynet_comm *comm);
-/* This rank's acknowledgement of a GRADIENT phase to another rank. make: of the phase that is open;
- * otherwise the one that was made last. Valid until the next one is made. */
-const uint8_t *ln_arrivals_answer(struct lossynet_comm *comm, int rank, bool make, size_t *bytes);
 /* Counts the packets that local worker v expected from others in a phase that has ended, and those
  * that arrived. Also adds them to `total`, so call it once for each phase. */
 void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                        uint64_t *expected, uint64_t *arrived);
+/* If a trace is written, writes what arrived in a phase that has just ended. */
+lossynet_status ln_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase, uint64_t step);
+/* This thread's scratch memory. */
+uint8_t *ln_scratch(const struct lossynet_comm *comm);
+
+/* ---- telling the senders (acknowledge.c) ---- */
+
+/* Failures are only noted in pool.out_of_memory. gradient, parameter: senders are told what arrived
+ * in this phase. */
+void ln_acknowledge_open(struct lossynet_comm *comm, bool gradient, bool parameter);
+/* For ln_acknowledge_gather with parts of up to `room` bytes. */
+void ln_acknowledge_open_later(struct lossynet_comm *comm, size_t room);
+void ln_acknowledge_close(struct lossynet_comm *comm);
+/* Tells the senders what has arrived in this phase so far. In a round of retransmission it tells
+ * them which packets are not asked for again. Collective. */
+lossynet_status ln_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
+/* The same for a GRADIENT phase in two parts. write: notes what has arrived. gather: gathers parts of
+ * `part` bytes in place, as ln_transport_gather does, and the same messages bring what was
+ * noted to the senders (acks.due). Collective. */
+void ln_acknowledge_write(struct lossynet_comm *comm);
+lossynet_status ln_acknowledge_gather(struct lossynet_comm *comm, void *all, size_t part);
+/* Tells the senders now, if that is due. Collective. */
+lossynet_status ln_acknowledge_settle(struct lossynet_comm *comm);
+/* This rank's acknowledgement of a GRADIENT phase to another rank. make: of the phase that is open;
+ * otherwise the one that was made last. Valid until the next one is made. */
+const uint8_t *ln_acknowledge_answer(struct lossynet_comm *comm, int rank, bool make,
+                                     size_t *bytes);
+
+/* ---- injected loss (injected.c) ---- */
+
 /* Sets mask[k], k < n: whether injected loss lets packet k through in this step, see
  * ln_loss_mask. lossless: all pass. In a round of retransmission only packets that are asked
  * for again can pass. */
 void ln_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender, int receiver,
                  size_t n, bool lossless, uint8_t *mask);
-/* If a trace is written, writes what arrived in a phase that has just ended. */
-lossynet_status ln_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase, uint64_t step);
-/* This thread's scratch memory. */
-uint8_t *ln_scratch(const struct lossynet_comm *comm);
 
 /* ---- averaging (gradient.c) ---- */
 
@@ -395,9 +409,9 @@ void ln_unconfirmed_open(struct lossynet_comm *comm);
 void ln_unconfirmed_close(struct lossynet_comm *comm);
 /* How many gradients v's packet holds in this step. */
 int ln_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet);
-/* Clears mask[k], k < n, for packets that must not leave for the owner, and for empty ones. */
-void ln_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
-                         uint8_t *mask);
+/* Clears mask[k], k < n, for packets that local worker v does not send to `owner` in this step. The
+ * owner may be v itself. */
+void ln_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask);
 /* The mass of a packet with so many gradients, as ln_feedback_mass holds it. */
 float ln_unconfirmed_mass(const struct lossynet_comm *comm, int gradients);
 /* Whether local owner v gives a sender a new acknowledgement, instead of repeating the last one.
@@ -423,10 +437,10 @@ void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
 void ln_feedback_count(struct lossynet_comm *comm);
 void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
 /* The random numbers that round the residual of local worker v (ln_bf16_keep_sum). */
-uint64_t ln_feedback_lots(const struct lossynet_comm *comm, int v);
+uint64_t ln_residual_lots(const struct lossynet_comm *comm, int v);
 /* Updates the residual of a packet that certainly arrived or did not. has_error: the residual holds
- * what rounding took away. lots: ln_feedback_lots; offset: of the first element in the vector. */
-void ln_feedback_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
+ * what rounding took away. lots: ln_residual_lots; offset: of the first element in the vector. */
+void ln_residual_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
                         size_t count, uint64_t lots, size_t offset);
 /* The residual of local worker v as float32, which need not be aligned. */
 void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out);
@@ -518,16 +532,13 @@ void ln_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
  * not measured it. */
 lossynet_status ln_drift_settle(struct lossynet_comm *comm);
 
-/* ---- late ranks (step.c) ---- */
+/* ---- late ranks (parts.c, step.c) ---- */
 
 /* without[w], w < N: worker w had no gradient in the GRADIENT phase that has just ended. */
 void ln_without_gradient(const struct lossynet_comm *comm, bool *without);
 /* Whether a worker has a gradient in this step. A local worker has none if its rank is idle. In a
  * replay the record says it for every worker. */
 bool ln_has_gradient(const struct lossynet_comm *comm, int worker);
-/* Clears mask[k], k < n, for packets that local worker v does not send to `owner` in this step. The
- * owner may be v itself. */
-void ln_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask);
 /* Notes whether this rank is late. Called when lossynet_reduce begins. */
 void ln_late_note(struct lossynet_comm *comm);
 
@@ -551,7 +562,7 @@ struct lossynet_lead {
 /* Adds a step's ages and covariances to the sums. covariance NULL: not measured. */
 void ln_lead_add(struct lossynet_comm *comm, const struct ln_ages *ages, const double *covariance);
 
-/* ---- counters (stats.c) ---- */
+/* ---- gathers (gather.c) and counters (stats.c) ---- */
 
 enum { LOSSYNET_ASIDE_MOST = 9 };    /* most gathers that may wait for the next exchange */
 enum { LOSSYNET_ASIDE_BYTES = 256 }; /* for one worker, beside counters, ages and drift sample */
@@ -588,6 +599,13 @@ void ln_aside_open(struct lossynet_comm *comm);
 void ln_aside_close(struct lossynet_comm *comm);
 /* Exchanges everything that was put aside. */
 lossynet_status ln_aside_gather(struct lossynet_comm *comm);
+/* The same in a pulse, which does not wait for late ranks: their parts keep their old values. */
+lossynet_status ln_aside_pulse(struct lossynet_comm *comm);
+/* Whether there is room to put another `part` bytes of this rank aside. */
+bool ln_aside_fits(const struct lossynet_comm *comm, size_t part);
+/* Gathers parts of `part` bytes, in place. What owners have to tell senders goes with them, if there
+ * is room. */
+lossynet_status ln_gather(struct lossynet_comm *comm, void *all, size_t part);
 
 /* ---- all of it ---- */
 

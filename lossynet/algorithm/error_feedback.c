@@ -1,7 +1,7 @@
 /* error_feedback.c — adds the lost packets of a gradient to the sender's next gradient, so that
  * they are late instead of lost.
  *
- * After a GRADIENT phase senders learn which packets arrived (arrivals.c). A sender keeps the
+ * After a GRADIENT phase senders learn which packets arrived (acknowledge.c). A sender keeps the
  * packets that did not arrive as its residual. In the next step it sends u = g + share * residual.
  * This is error feedback, as in compressed gradient descent (Stich, Cordonnier & Jaggi 2018); here
  * the network is the compressor. Residuals are bfloat16; sums and differences are float32, and only
@@ -128,25 +128,11 @@ void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_load(comm, v);
 }
 
-uint64_t ln_feedback_lots(const struct lossynet_comm *comm, int v) {
-    const uint64_t key = ln_mix(comm->loss.seed ^ 0x6b656570u /* "keep" */);
-    return ln_lots(ln_mix(key ^ (uint64_t)(comm->workers.first + v)), comm->feedback.step);
-}
-
-void ln_feedback_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
-                        size_t count, uint64_t lots, size_t offset) {
-    if (arrived && !has_error) memset(residual, 0, count * sizeof *residual);
-    for (size_t e = 0; !arrived && !has_error && e < count; e++)
-        residual[e] = ln_bf16_keep_sum(sent[e], lots, offset + e);
-    for (size_t e = 0; !arrived && has_error && e < count; e++)
-        residual[e] = ln_bf16_keep_sum(ln_bf16_widen(residual[e]) + sent[e], lots, offset + e);
-}
-
 /* Updates the residual of local worker v, whose packets held `vector`. */
 static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
     const struct ln_partition *partition = &comm->partition;
     uint16_t *residual = comm->feedback.residual + (size_t)v * partition->elements;
-    const uint64_t lots = ln_feedback_lots(comm, v);
+    const uint64_t lots = ln_residual_lots(comm, v);
     const bool has_error = ln_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;
@@ -157,7 +143,7 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
             for (size_t k = 0; k < packets; k++) {
                 size_t offset, count;
                 ln_packet_span(partition, b, owner, k, &offset, &count);
-                ln_feedback_settle(has_error, *acked++, residual + offset, vector + offset, count,
+                ln_residual_settle(has_error, *acked++, residual + offset, vector + offset, count,
                                    lots, offset);
             }
         }
@@ -236,7 +222,7 @@ void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     }
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     for (int v = 0; v < comm->workers.local && apart->keep; v++)
-        comm->resources.keys[v] = ln_feedback_lots(comm, v);
+        comm->resources.keys[v] = ln_residual_lots(comm, v);
     if (apart->keep)
         apart->keep(apart->context, comm->arrivals.acked[LOSSYNET_GRADIENT], comm->resources.keys);
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_keep(comm, vectors);

@@ -271,7 +271,7 @@ static enum ln_delivery deliver(void *context, lossynet_phase phase, const struc
 
 static const uint8_t *acknowledge(void *context, int rank, bool make, size_t *bytes) {
     struct lossynet_comm *comm = context;
-    return ln_arrivals_answer(comm, rank, make, bytes);
+    return ln_acknowledge_answer(comm, rank, make, bytes);
 }
 
 /* ---- open and close ---- */

@@ -236,7 +236,7 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
                                       bool lossless) {
     lossynet_status status = ln_shards_check(comm);
     if (status || comm->workers.count == 1 || comm->steps.reducing) return status;
-    status = ln_arrivals_settle(comm);
+    status = ln_acknowledge_settle(comm);
     if (status) return status;
     if (comm->transport) ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
     ln_rule_send_begin(comm);
@@ -382,11 +382,11 @@ static lossynet_status tell_senders(struct lossynet_comm *comm, float *const *ve
     if (!acks->deliver) return LOSSYNET_OK;
     if (acks->later) {
         memcpy(acks->vectors, vectors, (size_t)comm->workers.local * sizeof *vectors);
-        ln_arrivals_write(comm);
+        ln_acknowledge_write(comm);
         if (comm->feedback.mass) ln_feedback_count(comm);
         return LOSSYNET_OK;
     }
-    lossynet_status status = ln_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
+    lossynet_status status = ln_acknowledge(comm, LOSSYNET_GRADIENT);
     if (status || !comm->feedback.mass) return status;
     ln_feedback_count(comm);
     ln_feedback_keep(comm, vectors);

@@ -170,7 +170,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     lossynet_status status = lossynet_broadcast_end(comm);
     if (!status) status = ln_shards_check(comm);
     if (status || comm->workers.count == 1) return status;
-    status = ln_arrivals_settle(comm);
+    status = ln_acknowledge_settle(comm);
     if (status) return status;
     comm->steps.broadcast_step = comm->steps.step;
     comm->steps.of_broadcast = comm->steps.current;

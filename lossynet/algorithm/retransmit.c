@@ -1,6 +1,6 @@
 /* retransmit.c — sends lost packets of a phase again, a bounded number of times.
  *
- * In a round the receivers tell the senders which packets they ask for again (arrivals.c: reliably,
+ * In a round the receivers tell the senders which packets they ask for again (acknowledge.c: reliably,
  * one bit per packet). The senders send these once more, and they may be lost again. With loss rate
  * p and r rounds a packet stays lost with probability p^(r+1). So formulas in p (estimators, ages,
  * drift) hold with p^(r+1) instead. The cost is p + p^2 + ... + p^r of the phase's traffic, and a
@@ -252,7 +252,7 @@ lossynet_status ln_retransmission_ask(struct lossynet_comm *comm, lossynet_phase
                                         ln_transport_sends_again(comm->transport, phase, r);
 #pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) ask(comm, phase, v);
-    lossynet_status status = ln_arrivals_acknowledge(comm, phase);
+    lossynet_status status = ln_acknowledge(comm, phase);
     if (status) return status;
 #pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) count_resent(comm, phase, v);

@@ -15,36 +15,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {
-    const struct ln_loss_replay *replay = comm->loss.replay;
-    const bool idle = comm->steps.idle && ln_is_local(comm, worker);
-    *out = replay ? ln_loss_replay_part(replay, comm->steps.step, worker)
-                  : (struct lossynet_part){.takes_part = true, .computes = !idle};
-    return replay != NULL;
-}
-
-bool ln_has_gradient(const struct lossynet_comm *comm, int worker) {
-    struct lossynet_part part;
-    lossynet_replayed(comm, worker, &part);
-    return part.computes;
-}
-
-void ln_without_gradient(const struct lossynet_comm *comm, bool *without) {
-    const bool told = comm->steps.skips && !comm->loss.replay;
-    if (told) ln_transport_idle(comm->transport, without);
-    /* From the end, because the first entries still hold values by rank. */
-    for (int w = comm->workers.count - 1; w >= 0; w--)
-        without[w] = told ? without[w / comm->workers.local] : !ln_has_gradient(comm, w);
-}
-
-void ln_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask) {
-    const int sender = comm->workers.first + v;
-    if (comm->feedback.unconfirmed.on && owner != sender)
-        ln_unconfirmed_mask(comm, v, owner, n, mask);
-    else if (!ln_has_gradient(comm, sender))
-        memset(mask, 0, n);
-}
-
 /* Ages other owners' parameters by the number of steps that were left out. */
 static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
     const struct ln_partition *partition = &comm->partition;

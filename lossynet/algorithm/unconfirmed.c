@@ -89,12 +89,20 @@ int ln_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t pac
     return n < MOST ? (int)n : MOST;
 }
 
-void ln_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
-                         uint8_t *mask) {
+static void withhold_unconfirmed(const struct lossynet_comm *comm, int v, int owner, size_t n,
+                                 uint8_t *mask) {
     size_t all, start = ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &all);
     const bool waits = ln_unconfirmed_waits(comm, v, owner);
     for (size_t k = 0; k < n; k++)
         mask[k] &= !waits && ln_unconfirmed_gradients(comm, v, start + k) > 0;
+}
+
+void ln_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask) {
+    const int sender = comm->workers.first + v;
+    if (comm->feedback.unconfirmed.on && owner != sender)
+        withhold_unconfirmed(comm, v, owner, n, mask);
+    else if (!ln_has_gradient(comm, sender))
+        memset(mask, 0, n);
 }
 
 float ln_unconfirmed_mass(const struct lossynet_comm *comm, int gradients) {
@@ -127,7 +135,7 @@ struct packet {                 /* one packet of a link */
     size_t count;
     uint8_t *held, *held_apart; /* gradients in `residual`, in `apart` */
     bool has_error;             /* the residual holds what rounding took away (error_feedback.c) */
-    uint64_t lots;              /* ln_feedback_lots */
+    uint64_t lots;              /* ln_residual_lots */
     size_t offset;              /* of its first element in the vector */
 };
 
@@ -138,19 +146,19 @@ static void forget(const struct packet *p) {
 
 /* The packet has arrived, or `apart` holds it: the residual no longer holds its gradients. */
 static void leave(const struct packet *p) {
-    ln_feedback_settle(p->has_error, true, p->residual, p->sent, p->count, p->lots, p->offset);
+    ln_residual_settle(p->has_error, true, p->residual, p->sent, p->count, p->lots, p->offset);
     *p->held = 0;
 }
 
 /* The packet has certainly not arrived: the residual keeps its n gradients. */
 static void keep(const struct packet *p, unsigned n) {
-    ln_feedback_settle(p->has_error, false, p->residual, p->sent, p->count, p->lots, p->offset);
+    ln_residual_settle(p->has_error, false, p->residual, p->sent, p->count, p->lots, p->offset);
     *p->held = (uint8_t)n;
     if (n > MOST) forget(p);
 }
 
 static void put_apart(const struct packet *p, unsigned n) {
-    ln_feedback_settle(false, false, p->apart, p->sent, p->count, p->lots, p->offset);
+    ln_residual_settle(false, false, p->apart, p->sent, p->count, p->lots, p->offset);
     *p->held_apart = (uint8_t)(n < MOST ? n : MOST);
     leave(p);
 }
@@ -191,7 +199,7 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
                                      .held = &u->held[at],
                                      .held_apart = &u->held_apart[at],
                                      .has_error = ln_has_blocks(partition),
-                                     .lots = ln_feedback_lots(comm, v),
+                                     .lots = ln_residual_lots(comm, v),
                                      .offset = offset};
             const unsigned sent = gradients(comm, v, at);
             any |= sent > 0;

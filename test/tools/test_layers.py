@@ -1,4 +1,5 @@
-"""Tests that dev/check_layers.py finds upward includes, an upward call, and a struct that is too long."""
+"""Tests that dev/check_layers.py finds upward includes, an upward call, files that call each other in a circle, and
+a struct that is too long."""
 import pathlib
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from program import BUILD, ROOT
 CALL = ("int lossynet_broadcast_end(void *net);\n"
         "int planted(void *net);\n"
         "int planted(void *net) { return lossynet_broadcast_end(net); }\n")
+ROUND = {"lossynet/loss/round.c": "int there(void);\nint here(void);\nint here(void) { return there(); }\n",
+         "lossynet/loss/way.c": "int here(void);\nint there(void);\nint there(void) { return here(); }\n"}
 INCLUDES = {"lossynet/transport/send.c": "lossynet/algorithm/algorithm.h",
             "llmc/backend/cuda/device.cu": "llmc/model/config.h", "llmc/checkpoint/resume.h": "llmc/memory/worker.h",
             "llmc/model/config.c": "lossynet/lossynet.h", "llmc/options/options.c": "llmc/cli/validate.h"}
@@ -56,7 +59,9 @@ def found_(copy):
         text = (copy / user).read_text(encoding="utf-8")
         (copy / user).write_text(f'#include "{used}"\n{text}', encoding="utf-8")
     (copy / "lossynet/transport/planted.c").write_text(CALL, encoding="utf-8")
-    for source in ("lossynet/transport/planted.c", *(user for user in INCLUDES if user.startswith("lossynet/"))):
+    for source, text in ROUND.items():
+        (copy / source).write_text(text, encoding="utf-8")
+    for source in ("lossynet/transport/planted.c", *ROUND, *(user for user in INCLUDES if user.startswith("lossynet/"))):
         compile_(copy, source)
     header = copy / "lossynet/loss/loss.h"
     header.write_text(header.read_text(encoding="utf-8") + members("just_right", 15) + members("planted", 16),
@@ -81,6 +86,11 @@ def test_planted_call(found):
             "transport must not know it") in found[1]
 
 
+def test_planted_circle(found):
+    line = next(line for line in found[1] if line.startswith("files call each other in a circle: "))
+    assert all(source in line for source in ROUND)
+
+
 def test_planted_struct(found):
     assert ("lossynet/loss/loss.h: struct planted has 16 members: expected at most 15; group those that "
             "belong together") in found[1]
@@ -88,4 +98,4 @@ def test_planted_struct(found):
 
 def test_nothing_else_is_found(found):
     """Beside what algorithm.h includes, which send.c then includes, too."""
-    assert len([line for line in found[1] if not line.startswith("lossynet/transport/send.c")]) == len(INCLUDES) + 1
+    assert len([line for line in found[1] if not line.startswith("lossynet/transport/send.c")]) == len(INCLUDES) + 2

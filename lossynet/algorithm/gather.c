@@ -1,0 +1,118 @@
+/* gather.c — small all-gathers that always arrive.
+ *
+ * A gather costs an exchange with every rank, however few bytes it carries. So gathers whose result
+ * is not needed at once are put aside, and the next gather carries them. Rank r's part of such an
+ * exchange is what its workers gave to the first gather put aside, then to the second, and so on.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void ln_aside_open(struct lossynet_comm *comm) {
+    struct ln_aside *aside = &comm->stats.aside;
+    aside->room = sizeof(struct lossynet_counters) + sizeof(struct ln_ages) +
+                  (size_t)comm->drift.samples * (sizeof(float) + ln_has_blocks(&comm->partition)) +
+                  sizeof(uint64_t) /* not_finite.c */ + LOSSYNET_ASIDE_BYTES;
+    if (comm->world.ranks == 1) return;
+    COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->workers.local);
+    COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers.count);
+    COMM_TAKE(comm, aside->came, (size_t)comm->world.ranks);
+}
+
+void ln_aside_close(struct lossynet_comm *comm) {
+    free(comm->stats.aside.mine);
+    free(comm->stats.aside.together);
+    free(comm->stats.aside.came);
+}
+
+/* Sets the offsets for parts of `part` bytes from each rank. */
+static void offsets(struct lossynet_comm *comm, size_t part) {
+    for (int r = 0; r <= comm->world.ranks; r++) comm->stats.gather_offset[r] = part * (size_t)r;
+}
+
+lossynet_status ln_gather(struct lossynet_comm *comm, void *all, size_t part) {
+    const struct ln_acks *acks = &comm->arrivals.acks;
+    if (acks->due && part <= acks->room) return ln_acknowledge_gather(comm, all, part);
+    lossynet_status status = ln_acknowledge_settle(comm);
+    if (status) return status;
+    offsets(comm, part);
+    return ln_transport_gather(comm->transport, all, comm->stats.gather_offset);
+}
+
+/* Exchanges everything that was put aside. In a pulse, the parts of late ranks keep their old
+ * values. */
+static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
+    struct ln_aside *aside = &comm->stats.aside;
+    const size_t part = aside->bytes;
+    const int count = aside->count;
+    aside->count = 0;
+    aside->bytes = 0;
+    if (!count) return LOSSYNET_OK;
+    memcpy(aside->together + part * (size_t)comm->world.rank, aside->mine, part);
+    lossynet_status status;
+    if (pulse) {
+        offsets(comm, part);
+        status = ln_transport_pulse(comm->transport, aside->together, comm->stats.gather_offset,
+                                    aside->came);
+    } else {
+        status = ln_gather(comm, aside->together, part);
+    }
+    for (int r = 0; status == LOSSYNET_OK && r < comm->world.ranks; r++) {
+        const char *from = aside->together + part * (size_t)r;
+        if (pulse && !aside->came[r]) continue;
+        for (int i = 0; i < count; i++) {
+            const size_t bytes = aside->item[i].bytes;
+            memcpy((char *)aside->item[i].all + bytes * (size_t)r, from, bytes);
+            from += bytes;
+        }
+    }
+    return status;
+}
+
+bool ln_aside_fits(const struct lossynet_comm *comm, size_t part) {
+    const struct ln_aside *aside = &comm->stats.aside;
+    return aside->count < LOSSYNET_ASIDE_MOST &&
+           aside->bytes + part <= aside->room * (size_t)comm->workers.local;
+}
+
+lossynet_status ln_aside_gather(struct lossynet_comm *comm) {
+    return exchange_aside(comm, false);
+}
+
+lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
+                                          size_t bytes) {
+    struct ln_aside *aside = &comm->stats.aside;
+    const size_t part = bytes * (size_t)comm->workers.local;
+    if (!comm->transport || !ln_aside_fits(comm, part))
+        return lossynet_all_gather(comm, mine, all, bytes);
+    memcpy(aside->mine + aside->bytes, mine, part);
+    aside->item[aside->count++] = (struct ln_aside_item){all, part};
+    aside->bytes += part;
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
+                                    size_t bytes) {
+    const size_t part = bytes * (size_t)comm->workers.local;
+    if (comm->stats.aside.count && ln_aside_fits(comm, part)) {
+        lossynet_status status = lossynet_all_gather_later(comm, mine, all, bytes);
+        return status ? status : ln_aside_gather(comm);
+    }
+    lossynet_status status = ln_aside_gather(comm);
+    if (status) return status;
+    memcpy((char *)all + part * (size_t)comm->world.rank, mine, part);
+    return comm->transport ? ln_gather(comm, all, part) : LOSSYNET_OK;
+}
+
+lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const size_t *out_offset,
+                              void *in, const size_t *in_offset) {
+    const size_t rank = (size_t)comm->world.rank, own = out_offset[rank + 1] - out_offset[rank];
+    if (own) memcpy((char *)in + in_offset[rank], (const char *)out + out_offset[rank], own);
+    if (!comm->transport) return LOSSYNET_OK;
+    return ln_transport_swap(comm->transport, out, out_offset, in, in_offset);
+}
+
+lossynet_status ln_aside_pulse(struct lossynet_comm *comm) {
+    return exchange_aside(comm, true);
+}
