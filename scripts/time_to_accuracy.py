@@ -7,13 +7,15 @@
 
 Assumes, and says so:
 
-* A row of the table with a step tax t needs (1 + t) times the steps of the run without loss, in the large as in the sweep.
-  Rows without a tax, because their runs end better than any prefix of the run without loss, need as many.
-* A step computes 6 P T / (N FLOPS), with P parameters (--parameters), T tokens a step (--tokens), N workers (--workers) and
-  the FLOPS that a worker does (--tflops), and then exchanges; nothing overlaps. Steps are --per-parameter P / T.
+* A row of the table with a step tax t needs (1 + t) times the steps of the run without loss, in the large as in the
+  sweep. Rows without a tax, because their runs end better than any prefix of the run without loss, need as many.
+* A step computes 6 P T / (N FLOPS), with P parameters (--parameters), T tokens a step (--tokens), N workers
+  (--workers) and the FLOPS that a worker does (--tflops), and then exchanges; nothing overlaps. Steps are
+  --per-parameter P / T.
 * Exchanges are those of dev/scaling/scaling.py, which says how each is modelled and was measured: ours, of a row with an
-  integer type on the wire, as int8 with its rounds, of other rows as bf16, with rounds if the row sent again; opponents lose no step and repeat every packet: a ring or tree over TCP (BBR), RoCE
-  (go-back-N), MRC as its makers published it, and ideal selective repeat. All of them send bf16.
+  integer type on the wire, as int8 with its rounds; of other rows as bf16, with rounds if the row sent again. Opponents
+  lose no step and repeat every packet: a ring or tree over TCP (BBR), RoCE (go-back-N), MRC as its makers published it,
+  and ideal selective repeat. They send bf16.
 """
 import argparse
 import csv
@@ -22,7 +24,8 @@ import re
 import signal
 import sys
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parents[1] / "dev/scaling")]
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "dev" / "scaling")]
 # pylint: disable=wrong-import-position
 from figure import pyplot, save
 from python_packages import require
@@ -96,9 +99,10 @@ def draw(path, table):
     for axis, (workers, dropped) in zip(axes[0], panels):
         for name in dict.fromkeys(row[3] for row in table if (row[0], row[2]) == (workers, dropped)):
             points = [row for row in table if (row[0], row[2], row[3]) == (workers, dropped, name)]
-            axis.errorbar([row[1] for row in points], [row[4] for row in points], [row[5] for row in points], label=name,
-                          marker="o", markersize=3, capsize=3)
-        axis.set(title=f"{workers} workers, {dropped:.1%} lost", xlabel="Gbit/s", ylabel="hours", xscale="log", yscale="log")
+            axis.errorbar([row[1] for row in points], [row[4] for row in points], [row[5] for row in points],
+                          label=name, marker="o", markersize=3, capsize=3)
+        axis.set(title=f"{workers} workers, {dropped:.1%} lost", xlabel="Gbit/s", ylabel="hours", xscale="log",
+                 yscale="log")
         axis.legend(fontsize=6)
     figure.tight_layout()
     print(save(figure, path))
