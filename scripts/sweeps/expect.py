@@ -63,7 +63,7 @@ def read_taxes(paths):
         key, base = result["key"], bases.get(name(result["key"]))
         rate = key.get("loss-rate")
         tax = step_tax(base, result["perplexity"]) if base else None
-        if tax is None or not rate or key.keys() & {"start", "beta1", "clip"}:
+        if tax is None or not rate or key.keys() & {"start", "beta1", "clip", "optimizer"}:
             continue
         if follows(key, RULES[0]):
             workers = key.get("workers", 1)
