@@ -99,8 +99,8 @@ static void test_mtu_shrinks(void **state) {
     struct udp_socket from, to;
     assert_int_equal(udp_choose("lo", true, &lo), LOSSYNET_OK);
     struct udp_address here = lo.address, there = lo.address;
-    assert_int_equal(udp_socket_open(&from, &here), LOSSYNET_OK);
-    assert_int_equal(udp_socket_open(&to, &there), LOSSYNET_OK);
+    assert_int_equal(udp_socket_open(&from, &here, (const int[2]){0, 0}), LOSSYNET_OK);
+    assert_int_equal(udp_socket_open(&to, &there, (const int[2]){0, 0}), LOSSYNET_OK);
     capture_begin();
     assert_int_equal(carried(&from, &to, &there, 1440, 5), 5);
     assert_string_equal(capture_end(), "");
