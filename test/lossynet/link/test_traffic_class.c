@@ -83,7 +83,7 @@ static void udp_marks(int family, const char *loopback) {
     }
     getsockname(fd, &to.any, &length);
     setsockopt(fd, level, v4 ? IP_RECVTOS : IPV6_RECVTCLASS, &one, sizeof one);
-    assert_int_equal(udp_socket_open(&s, &mine), LOSSYNET_OK);
+    assert_int_equal(udp_socket_open(&s, &mine, (const int[2]){0, 0}), LOSSYNET_OK);
     s.dscp = DSCP;
     for (int segmented = 0; segmented < 2; segmented++) {
         s.segmentation = s.segmentation && segmented;
