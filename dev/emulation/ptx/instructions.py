@@ -126,6 +126,9 @@ def function_of(k, name, how, types, o):
     """rcp.rn, sqrt.rn: as IEEE 754. rsqrt.approx, ex2.approx, lg2.approx: with a small relative error, here
     none. .ftz: numbers below 2^-126 count as 0, and so do results."""
     kind, x = types[0], k.get(o[1], types[0])
+    rounded = name in ("rcp", "sqrt") and "rn" in how
+    if rounded and kind == "f64":
+        return k.put(o[0], f"sqrt({x})" if name == "sqrt" else f"1 / {x}", kind)
     if (name in ("rcp", "sqrt")) != ("rn" in how) or kind != "f32":
         raise Unknown
     if "ftz" in how:
