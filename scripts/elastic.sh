@@ -25,9 +25,10 @@
 # it.
 #
 # SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU are passed on, and after
-# them no process is started again. If the connection to a process ends, the process is killed and another
-# one is started. If this script is killed, its processes on this host stop with
-# a checkpoint, and those on other hosts are killed. If all processes die at
+# them no process is started again. If the connection to a process ends, the
+# process is killed and another one is started. If this script is killed, its
+# processes on this host stop with a checkpoint, and those on other hosts are
+# killed. If all processes die at
 # once, the new ones continue from the last checkpoint (--resume auto). They do
 # not with --srun or after a connection has ended, because a process there may
 # still be training. Exit codes: 0: a process has ended well; 1: no process is

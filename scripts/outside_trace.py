@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Makes a loss trace from what another tool has recorded, for --loss-model trace:FILE.
+"""Makes a loss trace from what another tool recorded, for --loss-model trace:FILE.
 
-    scripts/outside_trace.py ns3 ascii.tr > trace                  # ns-3's ascii trace of a queue
-    scripts/outside_trace.py pcap sent.pcap received.pcap > trace  # a packet that was sent and not received is lost
+    scripts/outside_trace.py ns3 ascii.tr > trace  # of a queue
+    scripts/outside_trace.py pcap sent.pcap received.pcap > trace
     build/train_llama2 --loss-model trace:trace --loss-rate 1 ...
 
-How it maps: one character for each packet in the order of time, flow after flow, 0 arrives and 1 is lost. Each link of
-a run begins at its own place of the trace and reads on in a circle, so lengths need not agree; runs of losses stay
-runs, and which link lost what at which time does not stay. What was lost is reported on stderr.
+How it maps: one character for each packet in the order of time, flow after
+flow, 0 arrives and 1 is lost. Each link of a run begins at its own place of the
+trace and reads on in a circle, so lengths need not agree; runs of losses stay
+runs, and which link lost what at which time does not stay. What was lost is
+reported on stderr.
 
-ns3   lines of AsciiTraceHelper: "+ TIME PATH ..." is a packet that a queue took, "d TIME PATH ..." one that it dropped;
-      a flow is a path (/NodeList/0/DeviceList/1/...). "-", "r" and "t" do not count.
-pcap  classic pcap of Ethernet, raw IP or Linux "any" with IPv4 UDP or TCP. A flow is source, destination, protocol and
-      ports. A packet is found again by its IPv4 identification and the bytes after its IP header, so both files must
-      hold as much of each packet; a packet that came twice counts once. Packets that neither is known to have sent
-      (only in received.pcap) do not count.
+ns3   lines of AsciiTraceHelper: "+ TIME PATH ..." is a packet that a queue
+      took, "d TIME PATH ..." one that it dropped; a flow is a path
+      (/NodeList/0/DeviceList/1/...). "-", "r" and "t" do not count.
+pcap  classic pcap of Ethernet, raw IP or Linux "any" with IPv4 UDP or TCP. A
+      flow is source, destination, protocol and ports. A packet that was sent
+      and not received is lost. It is found again by its IPv4 identification and
+      the bytes after its IP header, so both files must hold as much of each
+      packet; a packet that came twice counts once. Packets that are only in
+      received.pcap do not count.
 """
 import argparse
 import collections

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""Hours until a loss is reached: steps that a sweep says are needed, times what a step takes on a network.
+"""Hours until a loss is reached: a sweep's steps times their time on a network.
 
-    scripts/sweeps/sweep.py others --table                       # writes out/sweeps/others/table.csv
-    scripts/time_to_accuracy.py out/sweeps/others/table.csv --section Long --links 1,10,100 --workers 8,64
-    scripts/time_to_accuracy.py ... --svg hours.svg              # a picture, with the intervals of the sweep
+    scripts/sweeps/sweep.py others --table  # writes the table
+    scripts/time_to_accuracy.py out/sweeps/others/table.csv \\
+        --section Long --links 1,10,100 --workers 8,64 [--svg hours.svg]
 
 Assumes, and says so:
 
-* A row of the table with a step tax t needs (1 + t) times the steps of the run without loss, in the large as in the
-  sweep. Rows without a tax, because their runs end better than any prefix of the run without loss, need as many.
-* A step computes 6 P T / (N FLOPS), with P parameters (--parameters), T tokens a step (--tokens), N workers
-  (--workers) and the FLOPS that a worker does (--tflops), and then exchanges; nothing overlaps. Steps are
-  --per-parameter P / T.
-* Exchanges are those of dev/scaling/scaling.py, which says how each is modelled and was measured: ours, of a row with an
-  integer type on the wire, as int8 with its rounds; of other rows as bf16, with rounds if the row sent again. Opponents
-  lose no step and repeat every packet: a ring or tree over TCP (BBR), RoCE (go-back-N), MRC as its makers published it,
-  and ideal selective repeat. They send bf16.
+* A row of the table with a step tax t needs (1 + t) times the steps of the run
+  without loss, in the large as in the sweep. Rows without a tax, because their
+  runs end better than any prefix of the run without loss, need as many.
+* A step computes 6 P T / (N FLOPS), with P parameters (--parameters), T tokens
+  a step (--tokens), N workers (--workers) and the FLOPS that a worker does
+  (--tflops), and then exchanges; nothing overlaps. Steps are --per-parameter
+  P / T.
+* Exchanges are those of dev/scaling/scaling.py, which says how each is modelled
+  and was measured: ours, of a row with an integer type on the wire, as int8
+  with its rounds; of other rows as bf16, with rounds if the row sent again.
+  Opponents lose no step and repeat every packet: a ring or tree over TCP (BBR),
+  RoCE (go-back-N), MRC as its makers published it, and ideal selective repeat.
+  They send bf16.
 """
 import argparse
 import csv

@@ -20,7 +20,7 @@ timeout "${LIMIT:-300}" qemu-system-x86_64 \
     -nodefaults -no-user-config -no-reboot -display none -serial "file:$share/console.txt" \
     -monitor none -M pc -accel tcg -cpu Nehalem -smp 1 -m 2048 \
     -kernel "$directory/vmlinux" -initrd "$directory/initrd.gz" \
-    -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr share=$share script=$script" \
+    -append "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off nokaslr share=$share script=$script" \
     -virtfs local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap \
     -virtfs "local,path=$share,mount_tag=share,security_model=none,multidevs=remap" </dev/null ||
     echo "qemu ended with status $?" >&2
