@@ -47,7 +47,7 @@ dist:
 # adds the libraries that other systems may lack.
 wheel:
 	@mkdir -p $(BUILD)/wheel
-	@cd lossynet/python && python3 setup.py --quiet egg_info --egg-base '$(abspath $(BUILD))/wheel' \
+	@cd lossynet/python && $(PYTHON) setup.py --quiet egg_info --egg-base '$(abspath $(BUILD))/wheel' \
 	    build --build-base '$(abspath $(BUILD))/wheel' --build-temp '$(abspath $(BUILD))/python' \
 	    sdist --dist-dir '$(abspath $(BUILD))/wheel' bdist_wheel --dist-dir '$(abspath $(BUILD))/wheel'
 	@! command -v auditwheel >/dev/null || auditwheel repair -w $(BUILD)/wheel $(BUILD)/wheel/lossynet-*-linux_*.whl

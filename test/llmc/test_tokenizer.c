@@ -504,9 +504,10 @@ static void test_tokenize_in_pieces(void **state) {
     enum { BYTES = 5 << 19 };
     char *text = (char *)malloc(BYTES + 1), part[1000];
     size_t bytes = 0;
-    while (bytes + sizeof part < 200000) {
+    while (bytes + 20 * sizeof part < 400000) { /* less than 1% odd bytes; more are refused */
         random_text(part, sizeof part);
         bytes += (size_t)sprintf(text + bytes, "%s", part);
+        for (size_t i = 0; i < 19 * sizeof part; i++) text[bytes++] = "ab \nb"[i % 5];
     }
     text[bytes] = '\0';
     write_bytes(in_scratch("long"), text, bytes);

@@ -155,6 +155,9 @@ static void test_outages_of_paths(void **state) {
     }
     for (int path = 0; path < 3; path++) assert_close(down[path] / 5000.0, 0.2, 0.08);
     assert_close(both / 5000.0, 0.04, 0.03);
+    ln_loss_close(&burst);
+    ln_loss_close(&one);
+    ln_loss_close(&loss);
 }
 
 /* ---- a comm: what arrives, link by link ---- */
