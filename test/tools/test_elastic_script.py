@@ -68,10 +68,12 @@ class Script:
             "TRAIN_LLAMA2": str(trainer or self.folder / "trainer"), "NOTES": str(self.folder),
             "PATH": f"{self.folder}:{os.environ['PATH']}", "TMPDIR": str(self.folder / "tmp"),
             "OMP_NUM_THREADS": "1", **(environment or {})})
-        # The script has a session of its own, so that only it gets the signals.
+        # The script has a session of its own, so that only it gets the signals. Bash cannot catch one that is ignored when
+        # it starts, as nohup does with SIGHUP.
         self.process = subprocess.Popen([ROOT / "scripts/elastic.sh", *map(str, arguments)], cwd=ROOT,
                                         env=environment, text=True, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, start_new_session=True)
+                                        stderr=subprocess.PIPE, start_new_session=True,
+                                        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
         return self.process
 
     def end(self):
