@@ -81,8 +81,8 @@ def test_one_command_makes_a_wheel_and_an_archive(tmp_path):
     """Both give a package that loads: the wheel as it is, the archive after a build from its own sources."""
     if importlib.util.find_spec("wheel") is None:
         pytest.skip("no package wheel here (python3-wheel): no wheel was made")
-    done = subprocess.run(["make", f"BUILD={BUILD}", f"PYTHON={sys.executable}", "wheel"], cwd=ROOT, env={**os.environ, **AS_MADE}, text=True,
-                          capture_output=True, timeout=300, check=False)
+    done = subprocess.run(["make", "--no-print-directory", f"BUILD={BUILD}", f"PYTHON={sys.executable}", "wheel"], cwd=ROOT,
+                          env={**os.environ, **AS_MADE}, text=True, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     wheel, archive = (path for path in done.stdout.split()[-2:])
     assert re.search(r"/lossynet-[\d.]+-py3-none-\w+_\w+\.whl$", wheel) and archive.endswith(".tar.gz")
