@@ -1,7 +1,7 @@
 /* agreement.h — one process's part in agreeing on views, through a store (store.h).
  *
  * Callers pass the time in, and no function sleeps, so that a simulation can run this code
- * (test/llmc/test_membership_histories.c). membership.c gives it a clock, a thread and a network.
+ * (test/llmc/membership/test_membership_histories.c). membership.c gives it a clock, a thread and a network.
  *
  *               agreement_step              agreement_leave
  *     OUTSIDE ───────────────────► INSIDE ───────────────────► LEAVING ──┐

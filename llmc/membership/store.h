@@ -1,7 +1,7 @@
 /* store.h — the interface of a store of keys, as membership needs it: list a run's keys at one
  * moment, and write on a condition.
  *
- * etcd.c implements it with etcd, and test/llmc/membership_store.h in memory. A run's keys begin
+ * etcd.c implements it with etcd, and test/llmc/membership/membership_store.h in memory. A run's keys begin
  * with "RUN/". A store may not answer for a while. A write that returned STORE_AWAY may have been
  * made already, may be made later, or never. */
 #ifndef LLMC_MEMBERSHIP_STORE_H

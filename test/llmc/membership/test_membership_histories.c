@@ -30,7 +30,7 @@
 #include "llmc/log/error.h"
 #include "llmc/membership/agreement.h"
 #include "llmc/util/random.h"
-#include "test/llmc/membership_store.h"
+#include "test/llmc/membership/membership_store.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 enum { HISTORIES = 400, WIDE_HISTORIES = 1 };
