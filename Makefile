@@ -119,7 +119,7 @@ isa_flags_x86_64_amx := $(isa_flags_x86_64_avx512bf16) -mamx-tile -mamx-bf16
 
 LLMC := $(filter-out llmc/backend/cpu/backend_cpu.c llmc/backend/cuda/backend_none.c,\
           $(wildcard llmc/*/*.c llmc/backend/*/*.c llmc/backend/*/*/*.c))
-LOSSYNET := $(wildcard lossynet/*.c lossynet/*/*.c)
+LOSSYNET := $(wildcard lossynet/*.c lossynet/*/*.c lossynet/*/*/*.c)
 TOKENIZE := $(wildcard data/*.c)
 COMMON_OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) \
                   $(BUILD)/$(TOKENIZER).o $(ISAS:%=$(BUILD)/llmc/backend/cpu/backend_cpu.float32.%.o) \

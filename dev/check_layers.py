@@ -25,12 +25,15 @@ USES = {
     "loss": ("base",),
     "link": ("base",),
     "crypto": ("base",),
-    "transport": ("link", "crypto", "base"),
+    "transport/peer": ("link", "crypto", "base"),
+    "transport/exchange": ("transport/peer", "link", "crypto", "base"),
+    "transport": ("transport/exchange", "transport/peer", "link", "crypto", "base"),
     "algorithm": ("transport", "partition", "loss", "link", "base"),
     "": ("algorithm", "transport", "partition", "loss", "link", "crypto", "base"),
 }
-# Headers of lossynet/ that lower folders may include as well.
-PUBLIC = {"lossynet.h": ("algorithm",), "lossynet_trainer.h": ("algorithm",)}
+# Headers of a folder that lower folders may include as well.
+PUBLIC = {"lossynet.h": ("algorithm",), "lossynet_trainer.h": ("algorithm",),
+          **dict.fromkeys(("transport.h", "state.h", "state_peer.h"), ("transport/peer", "transport/exchange"))}
 
 # The same for llmc.
 LLMC_USES = {
@@ -70,8 +73,8 @@ LONG = {
 
 
 def folder_of(path):
-    """Returns "transport" for "lossynet/transport/send.c"."""
-    return path.parts[1] if len(path.parts) > 2 else ""
+    """Returns "transport/peer" for "lossynet/transport/peer/send.c"."""
+    return "/".join(path.parts[1:-1])
 
 
 def may_use(user, used, name=""):
@@ -131,6 +134,8 @@ def check_calls(root, build):
         user = folder_of(source)
         for name in sorted(needed & home.keys()):
             used = folder_of(home[name])
+            if name.startswith(f"ln_{used.split('/')[0]}_"):  # ln_transport_...: what transport/ offers to others
+                used = used.split("/")[0]
             if not may_use(user, used):
                 yield f"{source} calls {name} of {home[name]}: {user or 'lossynet'} must not know it"
 

@@ -8,7 +8,7 @@ That needs no cluster, and nothing waits.
 RECORD is the file that --record-loss wrote for a few steps of the same training in one process, without loss.
 It tells how many packets each worker sends to each other worker. Every worker is a rank. Compute times are
 lognormal, drawn anew in every step, with a median of 1 and a 99th percentile of --p99. As in
-lossynet/transport/deadline.c, a step ends --deadline after half of the ranks with a gradient are done. A late
+lossynet/transport/exchange/deadline.c, a step ends --deadline after half of the ranks with a gradient are done. A late
 rank averages the packets that came for its shards, but its own packets come too late. It continues with the
 step that the others are at. It computes a gradient in that step unless it has left steps out, or the others
 began the step more than --deadline ago. Every sender knows which of its packets arrived. The report on stderr

@@ -23,7 +23,7 @@
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <math.h>
 #include <stdio.h>

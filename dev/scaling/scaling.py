@@ -53,7 +53,7 @@ tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip if
 Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (bench_network.py). PHASE comes from our
 exchange without loss, STALL from the TCP ring at 10%. The first table has model and measurement
 side by side. They are of an earlier protocol than the table of dev/bench/network/README.md: it had a header of
-52 bytes and pauses of 1 ms, where lossynet/transport/progress.h has 0.2 ms (GRACE_MIN) and 0.3 ms
+52 bytes and pauses of 1 ms, where lossynet/transport/state.h has 0.2 ms (GRACE_MIN) and 0.3 ms
 (RTO_MIN, then 1.5 times as long each time, and longer if more than four peers do not answer, which is
 not modelled).
 """

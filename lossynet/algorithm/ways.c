@@ -18,7 +18,7 @@
  * This is about injected loss, which decides it as a function of (seed, step, round) alone, so that
  * a run has the same bits however its workers are spread over ranks. Where nothing is down nothing
  * changes. The packets that injected loss lets through travel directly. Over a network that really
- * fails the transport takes another way by itself (transport/detour.c).
+ * fails the transport takes another way by itself (transport/peer/detour.c).
  */
 #include "lossynet/algorithm/algorithm.h"
 

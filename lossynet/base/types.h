@@ -69,7 +69,7 @@ struct lossynet_network {
     double loss_budget;    /* a rank sends slower while the network loses more than this share, < 1;
                               needs pace_gbps. 0: it does not slow down */
     double peer_timeout;   /* seconds of silence after which a rank counts as dead; 0 means 10 */
-    /* Steps do not wait for late ranks (transport/deadline.c). A phase ends `deadline` seconds after
+    /* Steps do not wait for late ranks (transport/exchange/deadline.c). A phase ends `deadline` seconds after
      * half of the ranks were done; 0: the deadline is learnt. Between one
      * lossynet_step_begin_with_majority and the next call lossynet_reduce, lossynet_pulse and
      * lossynet_broadcast once each. Not with return_masks. */

@@ -54,7 +54,7 @@
  *             ASK      kind GRADIENT: asks the receiver for its acknowledgement of the sender's
  *                      packets of this phase, from its byte `packet` on. Payload: the sender's
  *                      state.
- *             TELL     answers ASK, with the next bytes of the acknowledgement (transport/ask.c).
+ *             TELL     answers ASK, with the next bytes of the acknowledgement (transport/exchange/ask.c).
  *             TEST     sent by a link while it opens, and by probe.c. No checksum. Ignored later.
  *   k         kind: says what `index` counts. 0: GRADIENT phases. 1: PARAMETER phases. 2: MESSAGE
  *             rounds in which all ranks wait for all. 3: MESSAGE rounds that go on without late
@@ -66,7 +66,7 @@
  *   run       the low half of a random number that is the same on all ranks of a run. It tells runs
  *             apart that share a network.
  *   sender, receiver   DATA: workers. Other types: ranks.
- *             A rank that gets a datagram for another rank sends it on as it is (transport/detour.c).
+ *             A rank that gets a datagram for another rank sends it on as it is (transport/peer/detour.c).
  *   bucket, packet     share one number. DATA: bucket * 2^20 + packet. The packet is counted within
  *             the shard of (bucket, owner). The owner is the receiver in a GRADIENT phase and the
  *             sender in a PARAMETER phase. Other types: packet has all 32 bits, without a bucket.

@@ -4,7 +4,7 @@
  * that support it serve one class before another. `le` (RFC 8622) is for traffic that may be
  * starved, and dropped first. Control datagrams stay in the default class, since they are few and
  * all ranks wait for them; those that must arrive after DATA also travel in the class of DATA
- * (transport/progress.h).
+ * (transport/state.h).
  */
 #include "lossynet/link/link.h"
 

@@ -8,7 +8,7 @@
  *     sender    TEST, kind 0, sequence 0, 1, ...        while less than a window is on its way
  *     receiver  TEST, kind 1, packet: next sequence     counts what it has seen, and what was lost
  *
- * The window is at most what the receiver can hold, as in training (progress.h), so that losses are
+ * The window is at most what the receiver can hold, as in training (state.h), so that losses are
  * losses of the network. It opens with the answers: datagrams that nobody answers must not harm
  * others, since a switch sends datagrams for a host that it cannot find to every host. Ranks wait
  * for each other before a pairing and after its sending. Datagrams that come after that, until none

@@ -1,5 +1,5 @@
 /* transport.c — opens and closes the transport: ranks introduce themselves, memory is allocated. */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <stdlib.h>
 

@@ -9,7 +9,7 @@
  */
 #include "mailboxes.h"
 
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 /* ---- in parts ---- */
 

@@ -6,7 +6,7 @@
  */
 #include "fake_link.h"
 
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 /* ---- the peer ---- */
 

@@ -7,7 +7,7 @@
  */
 #include "fake_link.h"
 
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <limits.h>
 #include <stdatomic.h>

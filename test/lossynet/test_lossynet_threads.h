@@ -6,7 +6,7 @@
 
 #include "test_lossynet.h"
 
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -3,7 +3,7 @@
  */
 #include "test_lossynet.h"
 
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 /* Rate after so many steps, a second apart, on a link that others leave `free` of. */
 static double settle(struct ln_pacing *pace, double free, int steps) {

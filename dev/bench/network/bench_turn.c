@@ -6,7 +6,7 @@
  * of a rank that waits for all others in a phase and has nothing due yet, with news of a single
  * peer, and a turn that looks at all peers, as after each call of the caller.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -20,7 +20,7 @@
  * The bytes of an answer arrive in order. If some are missing, the asking rank asks again, from the
  * first missing byte on.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <math.h>
 

@@ -18,7 +18,7 @@
  * nothing can be learnt from a pause. A higher rate is believed at once. A lower rate is believed
  * gradually, and only if the window limited the sending.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <math.h>
 #include <stdio.h>

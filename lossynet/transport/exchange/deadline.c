@@ -40,7 +40,7 @@
  * The lag of a late rank is known when it opens the next phase. Nothing is learnt of its lag in
  * steps that it leaves out.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -160,7 +160,7 @@ static void tell_raised(struct ln_transport *t) {
 static double slowest_round_trip(const struct ln_transport *t) {
     double slowest = 0;
     for (int r = 0; r < t->world.ranks; r++)
-        if (!ln_deadline_ignores(t, r)) slowest = fmax(slowest, t->peers[r].round_trip.mean);
+        if (!ln_late_ignores(t, r)) slowest = fmax(slowest, t->peers[r].round_trip.mean);
     return slowest;
 }
 
@@ -271,7 +271,7 @@ static void give_up(struct ln_transport *t, int kind, int peer) {
  * phase. If the peer is not late or away, this must have lasted longer than `wait` seconds. */
 static bool is_stuck(const struct ln_transport *t, int peer, int kind, double wait) {
     const struct ln_peer *p = &t->peers[peer];
-    const bool ignored = ln_deadline_ignores(t, peer) || ln_deadline_is_away(t, peer);
+    const bool ignored = ln_late_ignores(t, peer) || ln_late_is_away(t, peer);
     return !p->tx[kind].complete && t->phase[kind].begun > 0 && p->flow.blocked &&
            (ignored || t->receiver.empty - p->flow.credited > wait);
 }
@@ -285,7 +285,7 @@ void ln_deadline_check(struct ln_transport *t, int kind) {
     const int counted = ranks - idle - (gradient ? count[LOSSYNET_IDLES] : 0);
     if (phase->half == 0 && 2 * done >= counted) phase->half = t->receiver.empty;
     if (!phase->awaited) return;
-    const int late = ln_deadline_is_minority(t) ? 0 : count[LOSSYNET_LATE_FOR + kind];
+    const int late = ln_late_is_minority(t) ? 0 : count[LOSSYNET_LATE_FOR + kind];
     const int in_time = count[LOSSYNET_IN_TIME + kind] + late;
     const double wait = ln_deadline_wait(t);
     const bool ends = phase->half > 0 && t->receiver.empty - phase->half > wait;
@@ -297,9 +297,9 @@ void ln_deadline_check(struct ln_transport *t, int kind) {
         struct ln_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
         const bool waits = p->rx[kind].state != RX_OVER;
-        const bool ignored = ln_deadline_excuses(t, r, kind);
+        const bool ignored = ln_late_excuses(t, r, kind);
         if ((waits && (ends || (ignored && in_time == 0))) ||
-            (is_stuck(t, r, kind, wait) && (ends || ignored || ln_deadline_is_away(t, r))))
+            (is_stuck(t, r, kind, wait) && (ends || ignored || ln_late_is_away(t, r))))
             give_up(t, kind, r);
     }
 }

@@ -1,5 +1,5 @@
 /* dispatch.c — verifies a datagram that has come, and hands it to the file for its type. */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 enum {
     AHEAD = 2,         /* phases that a peer may be ahead of us, at most */

@@ -1,4 +1,4 @@
-/* send.c — sends the packets of a phase, each packet once: see progress.h.
+/* send.c — sends the packets of a phase, each packet once: see state.h.
  *
  * A rank sends one batch to each peer in turn. It starts with the next rank, so that not all
  * senders send to the same receiver at once. If a peer cannot take a batch yet, the rank waits for
@@ -7,7 +7,7 @@
  * opened this phase yet, may take long: after a moment the rank goes on without it. The user of the
  * transport decides which packets leave, and in what order.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <math.h>
 
@@ -106,7 +106,7 @@ static int push_peer(struct ln_transport *t, int kind, int rank, double *wait) {
 static bool is_waited_for(const struct ln_transport *t, struct ln_peer *p) {
     struct ln_flow *flow = &p->flow;
     const double now = t->receiver.now;
-    if (ln_deadline_ignores(t, (int)(p - t->peers))) return false;
+    if (ln_late_ignores(t, (int)(p - t->peers))) return false;
     if (!flow->blocked || now - flow->credited >= TURN) return false;
     if (t->receiver.empty - p->live.heard > SILENCE + ln_timer_timeout(p)) return false;
     return !flow->shut || now - flow->shut_since < OPENING;

@@ -15,7 +15,7 @@
  * without the parts of late ranks (deadline.c), and a late rank may find that the others have ended
  * the gather.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <math.h>
 
@@ -198,7 +198,7 @@ bool ln_message_exchanged(struct ln_transport *t, int which) {
     }
     if (all || !t->deadline.on || which != LOSSYNET_PULSE) return all;
     if (gather->half == 0 && 2 * (ranks - lacking) >= ranks) gather->half = t->receiver.empty;
-    const int late = ln_deadline_is_minority(t) ? 0 : count[LOSSYNET_EXCHANGES_LATE];
+    const int late = ln_late_is_minority(t) ? 0 : count[LOSSYNET_EXCHANGES_LATE];
     if (count[LOSSYNET_EXCHANGES_IN_TIME] + late == 0) return true;
     if (!ln_deadline_is_over(t, gather->half)) return false;
     for (int r = 0; r < ranks; r++)

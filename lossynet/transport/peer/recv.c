@@ -1,9 +1,9 @@
-/* recv.c — receives the packets of a phase, and finds out when no more will come: see progress.h.
+/* recv.c — receives the packets of a phase, and finds out when no more will come: see state.h.
  *
  * It checks every field of a datagram before it uses any of them. It notices a lost packet when a
  * peer's phase (check_complete), or a bucket, ends without it.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -244,7 +244,7 @@ static bool bucket_is_over(const struct ln_transport *t, int kind, int bucket) {
     int *checked = &t->phase[kind].buckets.checked[bucket];
     while (*checked < t->shape.workers && is_there(t, kind, bucket, *checked)) ++*checked;
     for (int w = *checked; w < t->shape.workers; w++)
-        if (!ln_deadline_excuses(t, w / t->shape.local, kind) && !is_there(t, kind, bucket, w))
+        if (!ln_late_excuses(t, w / t->shape.local, kind) && !is_there(t, kind, bucket, w))
             return false;
     return true;
 }

@@ -26,7 +26,7 @@
  * Relays are ranks that answered lately and to which we send directly, from a place on that depends on
  * the pair, so that pairs choose unlike relays.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <inttypes.h>
 #include <math.h>

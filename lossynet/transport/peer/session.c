@@ -3,7 +3,7 @@
  * Over links that lose datagrams each datagram carries a checksum, or is encrypted (crypto.h). A
  * datagram passes if a rank of this run has sent it to this rank. Other files check its contents.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

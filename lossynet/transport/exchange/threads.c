@@ -1,7 +1,7 @@
 /* threads.c — lets in one thread at a time: a caller, or the transport's own thread (progress.c),
  * which gives way to callers.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 void ln_threads_enter(struct ln_transport *t) {
     struct ln_threads *threads = &t->threads;

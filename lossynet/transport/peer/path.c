@@ -16,7 +16,7 @@
  * Vectors are cut into packets when a comm opens, so they cannot become smaller now. The comm fails
  * with one line. When ranks meet again, the link measures the path and chooses smaller packets.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <inttypes.h>
 #include <math.h>

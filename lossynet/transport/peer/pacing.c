@@ -31,7 +31,7 @@
  *
  * With a budget datagrams leave in smaller batches, because short queues cannot hold long bursts.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <math.h>
 

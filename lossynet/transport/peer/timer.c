@@ -1,5 +1,5 @@
 /* timer.c — decides when to repeat what was not answered, and measures the silence of peers. */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <math.h>
 

@@ -4,7 +4,7 @@
  * All of them may arrive more than once without harm. They are repeated until they are answered, or
  * until the peer's state implies the answer. Messages are in message.c.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <math.h>
 

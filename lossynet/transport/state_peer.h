@@ -1,4 +1,4 @@
-/* peer.h — the state that a rank keeps for each peer, that is, for each other rank.
+/* state_peer.h — the state that a rank keeps for each peer, that is, for each other rank.
  *
  *     live        whether the peer answers                           progress.c
  *     round_trip  the time to the peer and back                      timer.c
@@ -14,8 +14,8 @@
  *
  * In the comments "it" is the peer, and times without a unit are those of ln_now.
  */
-#ifndef LOSSYNET_PEER_H
-#define LOSSYNET_PEER_H
+#ifndef LOSSYNET_STATE_PEER_H
+#define LOSSYNET_STATE_PEER_H
 
 #include "lossynet/base/base.h"
 

@@ -1,5 +1,5 @@
 /* phase.c — the calls that begin and end phases, wait for buckets, and exchange messages. */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <math.h>
 

@@ -9,7 +9,7 @@
  * at a peer, flags store which conditions are true for it, and the counts follow the changes. So a
  * step of N ranks costs a rank O(N log N), however many turns it takes.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -120,7 +120,7 @@ static uint32_t flag(enum ln_flag which, bool set) {
 
 static uint32_t flags_of(const struct ln_transport *t, int peer) {
     const struct ln_peer *p = &t->peers[peer];
-    const bool late = p->lateness.late, away = ln_deadline_is_away(t, peer);
+    const bool late = p->lateness.late, away = ln_late_is_away(t, peer);
     uint32_t flags = flag(LOSSYNET_IDLES, p->rx[LOSSYNET_GRADIENT].idle) |
                      flag(LOSSYNET_EXPECTED, ln_needs_or_asks(t, peer)) |
                      flag(LOSSYNET_BLOCKED, p->flow.blocked);

@@ -1,8 +1,8 @@
 /* progress.c — the loop that drives the transport, and the two threads that run it in turn: see
- * progress.h. One turn of the loop receives what has come, answers it, sends what may leave, and
+ * state.h. One turn of the loop receives what has come, answers it, sends what may leave, and
  * repeats what is due.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/exchange/exchange.h"
 
 #include <inttypes.h>
 #include <math.h>

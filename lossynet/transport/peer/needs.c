@@ -1,7 +1,7 @@
 /* needs.c — says what this rank still needs of a peer. It looks at the state alone, so that all
  * others may ask it.
  */
-#include "lossynet/transport/progress.h"
+#include "lossynet/transport/peer/peer.h"
 
 bool ln_needs_phase(const struct ln_transport *t, int peer) {
     for (int kind = 0; kind < 2; kind++)
