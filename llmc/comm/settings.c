@@ -60,7 +60,7 @@ void comm_plan(const struct options *o, const struct param_layout *l, int worker
                struct memory_plan_settings *s) {
     if (l->shard_elements) {
         s->owners.largest = (double)param_layout_largest_owner(l, workers);
-        s->owners.shard = (double)param_layout_largest_shard(l, workers);
+        s->owners.layout = l;
     }
     s->run.leads = comm_leads(o, workers);
     for (int device = 0; device < 2; device++)

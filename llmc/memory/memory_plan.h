@@ -30,9 +30,11 @@ struct memory_plan_saving { /* what leaves the vectors, and what files hold */
     int rank; /* number of the rank, which decides which shards it saves */
 };
 
+struct param_layout;
+
 struct memory_plan_owners { /* with Muon, whose owners have unequal shards; all else 0 */
     double largest;         /* elements of the owner that has most */
-    double shard;           /* the most that an owner has of a layer */
+    const struct param_layout *layout;
 };
 
 struct memory_plan_settings {

@@ -1,6 +1,7 @@
 /* step_plan.c — see step_plan.h. */
 #include "llmc/memory/step_plan.h"
 #include "llmc/backend/muon.h"
+#include "llmc/model/param_layout.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -116,6 +117,16 @@ static double largest(double a, double b, double c, double d) {
     return fmax(fmax(a, b), fmax(c, d));
 }
 
+/* With Muon, what computing cannot hide because owners have unequal shards of a layer: all workers send
+ * to, or wait for, the owner that has most. phase: seconds of packets of the largest owner. */
+static double backlog(const struct llama_config *c, const struct memory_plan_settings *s,
+                      double phase, double pass) {
+    if (!(s->owners.largest > 0) || !(phase > 0)) return 0;
+    const double elements = s->owners.largest / phase; /* of a second */
+    return param_layout_backlog(s->owners.layout, s->run.workers, elements * pass / c->layers) /
+           elements;
+}
+
 /* What of the exchange is left when computing has hidden what it can. In each direction a bucket
  * goes through several links, each of which has other buckets meanwhile: together they take as long
  * as the slowest. The last bucket of gradients and the first of parameters, those of the table of
@@ -130,9 +141,7 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
     const bool mapped = place.copy_slots && gpu->peer > 0;
     const double received = plan.phase_bytes[0] / s->wire.bytes[0]; /* elements */
     const double again = 1 + s->wire.resent[0];
-    /* Nothing is beside the exchange of the table, nor, with Muon, beside what one owner has of the
-     * last layer, which all send it at once. */
-    const double table = (double)c->vocabulary * c->width / P, last = s->owners.shard / owned;
+    const double table = (double)c->vocabulary * c->width / P; /* nothing is beside its exchange */
     if (s->run.workers == 1) return 0;
     /* Backward: sums, or all of a gradient, to the host; what others sent, own sums and averages to
      * the GPU, and without mapped memory the gradients of the group. */
@@ -150,10 +159,12 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
     const double backward_all = down + up + read + gradients,
                  forward_all = replica + copied + parameters;
     if (!overlap) return backward_all + NORM + fresh + forward_all;
-    return fmax(0, largest(down, up, read, gradients) - passes.backward) +
-           fmax(table * backward_all, last * gradients) + NORM + fresh +
-           fmax(table * forward_all, last * parameters) +
-           fmax(0, largest(replica, copied, parameters, 0) - passes.forward);
+    const double in_backward =
+        fmax(0, largest(down, up, read, gradients) - passes.backward) + table * backward_all;
+    const double in_forward =
+        fmax(0, largest(replica, copied, parameters, 0) - passes.forward) + table * forward_all;
+    return fmax(in_backward, backlog(c, s, gradients, passes.backward)) + NORM + fresh +
+           fmax(in_forward, backlog(c, s, parameters, passes.forward));
 }
 
 static struct step_plan plan_of_run(const struct llama_config *c,

@@ -2,11 +2,14 @@
  *
  * A unit is the part of a bucket that one owner must have as a whole: a layer's matrix, with the norm
  * before it. With many owners a large matrix is several units, blocks of its rows, since all workers send
- * a unit to one owner at once, and nothing is computed beside the exchange of the last layer. In a
- * bucket, owners follow one another in order of their numbers (lossynet's partition): each gets some
- * consecutive units, or none. deal_layer finds the owners with the least sum of squares of all that
- * they own, which spreads a layer over many owners. The tables of the embedding and the classifier,
- * which AdamW updates, can be cut anywhere: they fill up the owners that have least.
+ * a unit to one owner at once. Units of the first layers are smallest: backward finishes those layers
+ * last and forward needs them first, so little is computed beside their exchange.
+ *
+ * In a bucket, owners follow one another in order of their numbers (lossynet's partition): each gets
+ * some consecutive units, or none. Layers are dealt out from the first on. deal_layer finds the owners
+ * with the least sum of squares of all that they own so far, which spreads a layer over many owners.
+ * The tables of the embedding and the classifier, which AdamW updates, can be cut anywhere: they fill
+ * up the owners that have least.
  */
 #include "llmc/model/param_layout.h"
 #include "llmc/log/error.h"
@@ -15,9 +18,9 @@
 #include <string.h>
 
 enum {
-    PARTS = 4,        /* into which an owner's share is cut, at least */
+    PARTS = 8,        /* into which an owner's share is cut, at least */
     BLOCK_ROWS = 512, /* fewest rows of a block, */
-    BLOCK_SHAPE = 8,  /* and most columns for each of its rows */
+    BLOCK_SHAPE = 16, /* and most columns for each of its rows */
     PASSES = 3,       /* after the first one, each layer is dealt out again beside all others */
     LINE = 16         /* elements of a cache line */
 };
@@ -38,9 +41,9 @@ struct deal {
     int shift;                /* costs count in 2^shift elements, so that they fit into 64 bits */
 };
 
-static int blocks_of(const struct deal *d, const struct span *s) {
+static int blocks_of(const struct span *s, size_t largest) {
     const int fewest = s->cols > BLOCK_ROWS * BLOCK_SHAPE ? s->cols / BLOCK_SHAPE : BLOCK_ROWS;
-    const size_t wanted = (s->count - 1) / d->largest + 1, most = (size_t)(s->rows / fewest);
+    const size_t wanted = (s->count - 1) / largest + 1, most = (size_t)(s->rows / fewest);
     return (int)(wanted < most ? wanted : most > 1 ? most : 1);
 }
 
@@ -48,11 +51,14 @@ static int blocks_of(const struct deal *d, const struct span *s) {
 static void find_units(struct deal *d, int bucket) {
     const struct param_layout *l = d->layout;
     const size_t first = param_layout_bucket_offset(l, bucket);
+    const size_t layer = (size_t)(l->buckets - 1 - bucket); /* from 1 on */
+    const size_t early = layer * (l->bucket_elements[bucket] / (size_t)d->workers) + 1;
+    const size_t largest = early < d->largest ? early : d->largest;
     size_t norm = 0;
     d->units = 0;
     for (const struct span *s = l->span; s < l->span + l->spans; s++) {
         if (s->offset < first || s->offset >= first + l->bucket_elements[bucket]) continue;
-        const int blocks = s->rows ? blocks_of(d, s) : 0;
+        const int blocks = s->rows ? blocks_of(s, largest) : 0;
         if (!blocks) norm += s->count;
         for (int i = 0; i < blocks; i++, norm = 0)
             d->unit[d->units++] =
@@ -131,13 +137,20 @@ static bool has_layer(const struct param_layout *l, int bucket) {
     return bucket >= !l->config.tied && bucket < l->buckets - 1;
 }
 
+/* Whether all layers are dealt out, and nobody has a tenth more than its share of the model. */
+static bool is_even(const struct deal *d) {
+    size_t most = 0;
+    for (int w = 0; w < d->workers; w++) most = d->owned[w] > most ? d->owned[w] : most;
+    return most > 0 && most <= d->layout->count / (size_t)d->workers * 11 / 10;
+}
+
 static void deal_all(struct deal *d) {
     const struct param_layout *l = d->layout;
     const size_t N = (size_t)d->workers;
-    for (int pass = 0; pass < PASSES; pass++) {
-        for (int b = 0; b < l->buckets; b++) {
+    for (int pass = 0; pass < PASSES && !is_even(d); pass++) {
+        for (int layer = 0; layer < l->config.layers; layer++) {
+            const int b = l->buckets - 2 - layer;
             size_t *shard = l->shard_elements + (size_t)b * N;
-            if (!has_layer(l, b)) continue;
             for (size_t w = 0; w < N; w++) d->owned[w] -= shard[w];
             find_units(d, b);
             deal_layer(d, shard);
@@ -154,7 +167,7 @@ int param_layout_deal(struct param_layout *l, int workers) {
     for (int s = 0; s < l->spans; s++) matrices += l->span[s].rows ? l->span[s].count : 0;
     d.largest = matrices / N / PARTS + 1;
     while (l->count >> d.shift > (size_t)1 << 30) d.shift++;
-    for (int s = 0; s < l->spans; s++) d.most += l->span[s].rows ? blocks_of(&d, &l->span[s]) : 0;
+    for (int s = 0; s < l->spans; s++) d.most += l->span[s].rows ? blocks_of(&l->span[s], 1) : 0;
     d.most /= l->config.layers;
     l->shard_elements = calloc((size_t)l->buckets * N, sizeof *l->shard_elements);
     d.unit = calloc((size_t)d.most, sizeof *d.unit);
@@ -177,9 +190,14 @@ size_t param_layout_largest_owner(const struct param_layout *l, int workers) {
     return most;
 }
 
-size_t param_layout_largest_shard(const struct param_layout *l, int workers) {
-    size_t most = 0;
-    for (int i = 0; i < l->buckets * workers; i++)
-        if (has_layer(l, i / workers) && l->shard_elements[i] > most) most = l->shard_elements[i];
+double param_layout_backlog(const struct param_layout *l, int workers, double per_layer) {
+    double most = 0;
+    for (int w = 0; w < workers; w++) {
+        double owned = 0;
+        for (int layer = 0; layer < l->config.layers; layer++) {
+            owned += (double)l->shard_elements[(l->buckets - 2 - layer) * workers + w];
+            if (owned - layer * per_layer > most) most = owned - layer * per_layer;
+        }
+    }
     return most;
 }

@@ -59,10 +59,11 @@ void param_layout_release(struct param_layout *layout);
  * number of workers give the same owners. Returns 0, or -1 after reporting. */
 int param_layout_deal(struct param_layout *layout, int workers);
 
-/* With shard_elements: the elements of the owner that has most; and the most that an owner has of a
- * bucket with a layer. */
+/* With shard_elements: the elements of the owner that has most. */
 size_t param_layout_largest_owner(const struct param_layout *layout, int workers);
-size_t param_layout_largest_shard(const struct param_layout *layout, int workers);
+/* With shard_elements: the most elements of layers that an owner still has to get when backward has
+ * finished, if it gets `per_layer` elements while a layer is computed; and as many delay forward. */
+double param_layout_backlog(const struct param_layout *layout, int workers, double per_layer);
 
 int param_layout_bucket_of_layer(const struct param_layout *layout, int layer);
 size_t param_layout_bucket_offset(const struct param_layout *layout, int bucket);

@@ -359,8 +359,9 @@ static void layout_tiles_the_vector(void **state) {
 }
 
 /* Owners have whole rows of matrices; without cuts whole matrices. The largest owner's share of the
- * mean is at most `most`. */
-static void check_deal(const char *preset, int workers, bool tied, bool cuts, double most) {
+ * mean is at most `most`; the largest share of the first layer, which nothing hides, at most `first`. */
+static void check_deal(const char *preset, int workers, bool tied, bool cuts, double most,
+                       double first) {
     struct llama_config c;
     struct param_layout l;
     assert_int_equal(config_preset(preset, &c), 0);
@@ -386,20 +387,23 @@ static void check_deal(const char *preset, int workers, bool tied, bool cuts, do
     const double share = (double)largest * workers / (double)l.count;
     if (share > most)
         fail_msg("%s, %d workers: the largest owner has %g of the mean", preset, workers, share);
+    const double layer = (double)l.bucket_elements[l.buckets - 2] / workers;
+    assert_true(param_layout_backlog(&l, workers, INFINITY) <= first * layer);
+    assert_true(param_layout_backlog(&l, workers, 0) >= c.layers * layer * 0.99); /* all layers */
     free(owned);
     param_layout_release(&l);
 }
 
 static void matrices_are_dealt_out(void **state) {
     (void)state;
-    check_deal("260K", 1, true, false, 1);
-    check_deal("260K", 3, false, false, 1.01);
-    check_deal("260K", 8, true, false, 1.01);
-    check_deal("15M", 8, false, false, 1.01);
-    check_deal("15M", 64, true, true, 1.01);
-    check_deal("7B", 8, false, false, 1.01);
-    check_deal("7B", 64, false, true, 1.15);
-    check_deal("7B", 1024, false, true, 3.5); /* blocks have rows enough */
+    check_deal("260K", 1, true, false, 1, 1);
+    check_deal("260K", 3, false, false, 1.01, 1.4);
+    check_deal("260K", 8, true, false, 1.01, 3);
+    check_deal("15M", 8, false, false, 1.01, 3);
+    check_deal("15M", 64, true, true, 1.01, 15);
+    check_deal("7B", 8, false, true, 1.01, 1.4);
+    check_deal("7B", 64, false, true, 1.15, 3);
+    check_deal("7B", 1024, false, true, 1.5, 46); /* blocks have rows enough */
 }
 
 static double rate(int kind, int decay_shape, int step) {
