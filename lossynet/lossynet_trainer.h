@@ -393,12 +393,10 @@ const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker);
 bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
                          size_t *offset, size_t *count);
 
-/* The age of each packet of `owner`'s shards at a local worker: how many steps ago the values that
- * it holds were broadcast. In order of buckets and elements; 0 for its own shards. Packet k of a
- * shard begins with element k*E of the shard, E = lossynet_packet_elements. Returns the number of
- * packets; `ages` may be NULL. */
-size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
-                              uint32_t *ages);
+/* The age of each packet at a local worker: how many steps ago the values that it holds were
+ * broadcast; 0 for its own shards. [lossynet_packets], in the order of elements, valid until the next
+ * broadcast. Packet k of a shard begins with element k*E of the shard, E = lossynet_packet_elements. */
+const uint32_t *lossynet_ages(const struct lossynet_comm *comm, int worker);
 size_t lossynet_packet_elements(const struct lossynet_comm *comm);
 
 /* ---- state, for resuming a run (state.c) ------------------------------------------------ */

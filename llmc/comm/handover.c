@@ -1,12 +1,15 @@
 /* handover.c — see handover.h. */
 #include "llmc/comm/handover.h"
-#include "llmc/comm/data_parallel_model.h"
 
+#include <assert.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "llmc/log/error.h"
 #include "llmc/backend/host_vector.h"
+#include "llmc/comm/data_parallel_model.h"
+#include "llmc/comm/rank_state.h"
 
 static void *take_memory(size_t count, size_t bytes) {
     void *memory = calloc(count ? count : 1, bytes ? bytes : 1);
@@ -14,81 +17,69 @@ static void *take_memory(size_t count, size_t bytes) {
     return memory;
 }
 
-/* Takes memory for the arrays that follow the elements that all workers of this rank own. */
-static float *take_owned(const struct data_parallel *d, size_t *elements) {
-    *elements = 0;
-    for (int w = 0; w < d->local; w++) *elements += d->worker[w].owned;
-    return take_memory(*elements, (size_t)arrays_that_follow() * sizeof(float));
-}
-
-/* Copies these arrays from the workers or, with `back`, to them. */
-static void move_owned(const struct data_parallel *d, float *owned, size_t elements, bool back) {
-    for (int w = 0; w < d->local; w++) {
-        worker_move_following(&d->worker[w], d->be, owned, elements, back);
-        owned += d->worker[w].owned;
-    }
-}
-
 /* ---- the state of a rank ---------------------------------------------------------------- */
 
 void handover_release(struct handover *h) {
-    for (int o = 0; h->owner && o < h->workers; o++) {
-        free(h->owner[o].range);
-        free(h->owner[o].age);
-    }
-    free(h->owner);
+    free(h->shard);
+    free(h->age);
     free(h->params);
     free(h->owned);
     memset(h, 0, sizeof *h);
 }
 
-/* Finds the elements of an owner's packet k: its bucket, offset and count. Calls go in order of
- * packets: *bucket and *before (packets in earlier buckets) start at zero and keep their values. */
-static void packet_span(const struct handover *h, const struct handover_owner *owner, size_t k,
-                        int *bucket, size_t *before, size_t *offset, size_t *count) {
-    const size_t E = h->packet_elements;
-    for (;; ++*bucket) {
-        const size_t packets = (owner->range[*bucket].count + E - 1) / E;
-        if (k < *before + packets) break;
-        *before += packets;
-    }
-    const size_t skip = (k - *before) * E, rest = owner->range[*bucket].count - skip;
-    *offset = owner->range[*bucket].offset + skip;
-    *count = rest < E ? rest : E;
+static size_t packets_of(const struct handover *h, const struct handover_shard *s) {
+    return (s->range.count + h->packet_elements - 1) / h->packet_elements;
 }
 
-/* Copies the packets of local worker w's replica that are fresher than those in h->params so
- * far. */
-static int take_replica(const struct data_parallel *d, int w, uint32_t *age, struct handover *h) {
-    const struct worker *k = &d->worker[w];
-    float *replica = host_vector(d->be, k->params, d->layout->count, true);
+/* The elements of packet k of a shard. */
+static struct range packet_at(const struct handover *h, const struct handover_shard *s, size_t k) {
+    const size_t E = h->packet_elements, skip = k * E, rest = s->range.count - skip;
+    return (struct range){s->range.offset + skip, rest < E ? rest : E, 0};
+}
+
+/* Copies the packets of a local worker's replica that are fresher than those in h->params so far. */
+static int take_replica(const struct data_parallel *d, const struct worker *w, struct handover *h) {
+    const uint32_t *ages = lossynet_ages(d->comm, w->id);
+    float *replica = host_vector(d->be, w->params, d->layout->count, true);
     if (!replica) return -1;
-    for (int o = 0; o < h->workers; o++) {
-        struct handover_owner *owner = &h->owner[o];
-        int bucket = 0;
-        size_t before = 0, offset, count;
-        lossynet_ages_of_owner(d->comm, k->id, o, age);
-        for (size_t p = 0; p < owner->packets; p++) {
-            uint8_t is = age[p] < HANDOVER_OLDEST ? (uint8_t)age[p] : HANDOVER_OLDEST;
-            packet_span(h, owner, p, &bucket, &before, &offset, &count);
-            if (o == k->id) is = 0;
-            if (is >= owner->age[p] && o != k->id) continue;
-            owner->age[p] = is;
-            memcpy(h->params + offset, replica + offset, count * sizeof *replica);
+    for (const struct handover_shard *s = h->shard; s < h->shard + h->shards; s++) {
+        const bool own = s->owner == w->id;
+        for (size_t k = 0, p = s->packet; k < packets_of(h, s); k++, p++) {
+            const struct range at = packet_at(h, s, k);
+            const uint32_t age = own ? 0 : ages[p];
+            const uint8_t is = age < HANDOVER_OLDEST ? (uint8_t)age : HANDOVER_OLDEST;
+            if (is >= h->age[p] && !own) continue;
+            h->age[p] = is;
+            memcpy(h->params + at.offset, replica + at.offset, at.count * sizeof *replica);
         }
     }
     host_vector_end(d->be, replica);
     return 0;
 }
 
-static int describe_owner(const struct data_parallel *d, int o, struct handover_owner *owner) {
-    owner->packets = lossynet_ages_of_owner(d->comm, d->worker[0].id, o, NULL);
-    owner->range = take_memory((size_t)d->layout->buckets, sizeof *owner->range);
-    owner->age = take_memory(owner->packets, 1);
-    if (!owner->range || !owner->age) return -1;
-    memset(owner->age, HANDOVER_NOTHING, owner->packets);
-    data_parallel_find_shards(d, o, owner->range);
-    return 0;
+/* Copies the arrays that follow a local worker's elements to where its shards say. */
+static void take_owned(const struct data_parallel *d, const struct worker *w, struct handover *h,
+                       size_t state) {
+    float *to = h->owned + state;
+    for (int a = 0; a < ARRAYS; a++) {
+        if (!array_rows[a].follows) continue;
+        d->be->download(to, worker_array(w, (enum array)a), w->owned * sizeof *to);
+        to += h->elements;
+    }
+    for (int b = 0; b < d->layout->buckets; b++)
+        h->shard[b * d->workers + w->id].range.state = state + w->range[b].state;
+}
+
+static void list_shards(const struct data_parallel *d, struct handover *h) {
+    size_t packet = 0;
+    for (int i = 0; i < h->shards; i++) {
+        struct handover_shard *s = &h->shard[i];
+        s->owner = i % d->workers;
+        s->packet = packet;
+        lossynet_shard(d->comm, s->owner, i / d->workers, &s->range.offset, &s->range.count);
+        packet += packets_of(h, s);
+    }
+    assert(packet == lossynet_packets(d->comm));
 }
 
 int handover_take(const struct data_parallel *d, int64_t epoch, struct handover *out) {
@@ -96,23 +87,25 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
                          .workers = d->workers,
                          .first = d->worker[0].id,
                          .local = d->local,
-                         .buckets = d->layout->buckets,
+                         .shards = d->layout->buckets * d->workers,
                          .packet_elements = lossynet_packet_elements(d->comm)};
-    size_t most = 0;
+    const size_t packets = lossynet_packets(d->comm);
+    size_t state = 0;
     handover_release(out);
-    h.owner = take_memory((size_t)h.workers, sizeof *h.owner);
-    int failed = !h.owner;
-    for (int o = 0; o < h.workers && !failed; o++) {
-        failed = describe_owner(d, o, &h.owner[o]);
-        if (h.owner[o].packets > most) most = h.owner[o].packets;
-    }
-    uint32_t *age = take_memory(most, sizeof *age);
+    for (int w = 0; w < h.local; w++) h.elements += d->worker[w].owned;
+    h.shard = take_memory((size_t)h.shards, sizeof *h.shard);
+    h.age = take_memory(packets, 1);
     h.params = take_memory(d->layout->count, sizeof *h.params);
-    h.owned = take_owned(d, &h.elements);
-    failed = failed || !age || !h.params || !h.owned;
-    for (int w = 0; w < h.local && !failed; w++) failed = take_replica(d, w, age, &h);
-    if (!failed) move_owned(d, h.owned, h.elements, false);
-    free(age);
+    h.owned = take_memory(h.elements, (size_t)arrays_that_follow() * sizeof *h.owned);
+    int failed = !h.shard || !h.age || !h.params || !h.owned;
+    if (!failed) {
+        memset(h.age, HANDOVER_NOTHING, packets);
+        list_shards(d, &h);
+    }
+    for (int w = 0; w < h.local && !failed; state += d->worker[w++].owned) {
+        failed = take_replica(d, &d->worker[w], &h);
+        if (!failed) take_owned(d, &d->worker[w], &h, state);
+    }
     *out = h;
     if (failed) handover_release(out);
     return failed ? -1 : 0;
@@ -132,8 +125,10 @@ struct giving {               /* one call of handover_give */
     struct claim *claim; /* [ranks] */
     int *holder; /* [workers of the ended view]: the rank that has this owner's state; -1: none */
     int workers; /* in the ended view */
+    size_t orphans;      /* packets of owners whose state no rank has, in the order of elements */
+    uint8_t *ages;       /* [ranks][orphans], of each rank's copies */
     double *square;      /* [spans]: mean of the second moment over survivors */
-    struct range *piece; /* the pieces that this rank gives, in ascending order */
+    struct range *piece; /* what this rank gives, in ascending order; state: place in h->owned */
     size_t pieces, room;
 };
 
@@ -201,7 +196,7 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
 
 /* ---- the pieces that this rank gives ---------------------------------------------------- */
 
-static const size_t WITHOUT = (size_t)-1; /* state of a piece without moments */
+static const size_t WITHOUT = SIZE_MAX / 2; /* state of a piece without moments; or larger */
 
 static int add_piece(struct giving *g, struct range piece) {
     struct range *last = g->pieces ? &g->piece[g->pieces - 1] : NULL;
@@ -222,68 +217,74 @@ static int add_piece(struct giving *g, struct range piece) {
     return 0;
 }
 
-/* The moments of this rank's owners follow one another. */
-static int add_own(struct giving *g) {
-    const struct handover *h = g->h;
-    size_t state = 0;
-    for (int w = 0; w < h->local; w++) {
-        for (int b = 0; b < h->buckets; b++) {
-            struct range piece = h->owner[h->first + w].range[b];
-            piece.state = state;
-            state += piece.count;
-            if (add_piece(g, piece)) return -1;
-        }
-    }
-    return 0;
-}
-
-/* The rank whose copy of packet p is the freshest. Among equal ages it is the first rank from p %
- * ranks on, so that ranks share the work. */
-static int freshest(const struct giving *g, const uint8_t *ages, size_t packets, size_t p) {
+/* The rank whose copy of orphan p is the freshest, and its age. Among equal ages it is the first rank
+ * from p % ranks on, so that ranks share the work. */
+static int freshest(const struct giving *g, size_t p, uint8_t *age) {
     const size_t ranks = (size_t)g->d->world.ranks;
     size_t best = p % ranks;
     for (size_t i = 1; i < ranks; i++) {
         const size_t r = (p + i) % ranks;
-        if (ages[r * packets + p] < ages[best * packets + p]) best = r;
+        if (g->ages[r * g->orphans + p] < g->ages[best * g->orphans + p]) best = r;
     }
+    *age = g->ages[best * g->orphans + p];
     return (int)best;
 }
 
-/* Adds the packets whose owner is gone and of which this rank has the freshest copy. */
-static int add_orphans(struct giving *g, size_t packets, struct handover_report *report) {
-    const struct handover *h = g->h;
+/* Counts the orphans: packets whose owner's state no rank has. */
+static int count_orphans(struct giving *g) {
     const size_t ranks = (size_t)g->d->world.ranks;
-    uint8_t *mine = take_memory(packets, 1);
-    uint8_t *ages = take_memory(ranks * packets, 1);
-    int failed = !mine || !ages;
+    uint64_t mine = 0, *all = take_memory(ranks, sizeof *all);
+    for (int i = 0; i < g->h->shards; i++)
+        if (g->holder[g->h->shard[i].owner] < 0) mine += packets_of(g->h, &g->h->shard[i]);
+    const int failed = !all || gather_of_ranks(g->d, &mine, all, sizeof mine);
+    for (size_t r = 0; r < ranks && !failed; r++)
+        if (all[r] > g->orphans) g->orphans = all[r]; /* a new rank cannot count them */
+    free(all);
+    return failed;
+}
+
+/* Gathers how old each rank's copies of the orphans are. */
+static int gather_ages(struct giving *g, struct handover_report *report) {
+    const struct handover *h = g->h;
+    uint8_t *mine = take_memory(g->orphans, 1), age;
     size_t p = 0;
-    if (!failed) memset(mine, HANDOVER_NOTHING, packets);
-    for (int o = 0; o < h->workers && !failed; o++) {
-        if (g->holder[o] >= 0) continue;
-        memcpy(mine + p, h->owner[o].age, h->owner[o].packets);
-        p += h->owner[o].packets;
+    g->ages = take_memory((size_t)g->d->world.ranks * g->orphans, 1);
+    int failed = !mine || !g->ages;
+    if (!failed) memset(mine, HANDOVER_NOTHING, g->orphans);
+    for (int i = 0; i < h->shards && !failed; i++) {
+        const size_t n = packets_of(h, &h->shard[i]);
+        if (g->holder[h->shard[i].owner] >= 0) continue;
+        memcpy(mine + p, h->age + h->shard[i].packet, n);
+        p += n;
     }
-    failed = failed || gather_of_ranks(g->d, mine, ages, packets);
-    p = 0;
-    for (size_t i = 0; i < packets && !failed; i++) {
-        const int age = ages[(size_t)freshest(g, ages, packets, i) * packets + i];
-        report->mean_age += (double)age / (double)packets;
+    failed = failed || gather_of_ranks(g->d, mine, g->ages, g->orphans);
+    for (p = 0; p < g->orphans && !failed; p++) {
+        freshest(g, p, &age);
+        report->mean_age += (double)age / (double)g->orphans;
         if (age > report->max_age) report->max_age = age;
     }
-    report->adopted = packets;
-    for (int o = 0; o < h->workers && !failed; o++) {
-        const struct handover_owner *owner = &h->owner[o];
-        int bucket = 0;
-        size_t before = 0, offset, count;
-        if (g->holder[o] >= 0) continue;
-        for (size_t k = 0; k < owner->packets && !failed; k++, p++) {
-            packet_span(h, owner, k, &bucket, &before, &offset, &count);
-            if (freshest(g, ages, packets, p) == g->d->world.rank)
-                failed = add_piece(g, (struct range){offset, count, WITHOUT});
+    report->adopted = g->orphans;
+    free(mine);
+    return failed;
+}
+
+/* Lists the shards of this rank, and the orphans of which it has the freshest copy. */
+static int find_pieces(struct giving *g) {
+    const struct handover *h = g->h;
+    const int rank = g->d->world.rank;
+    size_t p = 0; /* orphans so far */
+    int failed = 0;
+    for (int i = 0; i < h->shards && !failed; i++) {
+        const struct handover_shard *s = &h->shard[i];
+        const int holder = g->holder[s->owner];
+        if (holder == rank) failed = add_piece(g, s->range);
+        for (size_t k = 0; holder < 0 && k < packets_of(h, s) && !failed; k++, p++) {
+            struct range piece = packet_at(h, s, k);
+            uint8_t age;
+            piece.state = WITHOUT;
+            if (freshest(g, p, &age) == rank) failed = add_piece(g, piece);
         }
     }
-    free(mine);
-    free(ages);
     return failed;
 }
 
@@ -323,104 +324,96 @@ static int average_squares(struct giving *g) {
     return failed ? -1 : 0;
 }
 
-static int by_offset(const void *a, const void *b) {
-    const struct range *x = a, *y = b;
-    return (x->offset > y->offset) - (x->offset < y->offset);
-}
-
 /* ---- messages ---- */
 
-/* A message to a rank is a sequence of segments. Each is followed by its values: parameters, and if
- * `moments` is 1, the arrays that follow them. */
-struct segment {
-    uint64_t offset, count;
-    uint64_t moments; /* 0 or 1 */
-    uint64_t state;   /* where it starts among the elements that the rank owns now */
+/* A message to a rank has what the rank owns now of this rank's pieces: their ranges, then their
+ * parameters, then each of the arrays that follow them. */
+struct message {
+    uint64_t ranges, elements;
 };
 
-static size_t segment_bytes(size_t count, bool moments) {
-    const size_t values = 1 + (moments ? (size_t)arrays_that_follow() : 0);
-    return sizeof(struct segment) + values * count * sizeof(float);
+static size_t message_bytes(const struct message *m) {
+    const size_t values = 1 + (size_t)arrays_that_follow();
+    const size_t bytes =
+        sizeof *m + m->ranges * sizeof(struct range) + values * m->elements * sizeof(float);
+    return (bytes + 7) / 8 * 8;
 }
 
-/* Writes this rank's pieces of one shard to `to`; if it is NULL, only counts. Returns the bytes. */
-static size_t write_shard(const struct giving *g, struct range shard, char *to) {
-    const int following = arrays_that_follow();
-    struct range given, its;
-    size_t bytes = 0;
-    for (size_t i = 0; ranges_next(g->piece, g->pieces, shard, &i, &given, &its);) {
-        const size_t part = its.count * sizeof(float);
-        const bool moments = g->piece[i - 1].state != WITHOUT;
-        if (to) {
-            const struct segment s = {its.offset, its.count, moments, its.state};
-            const float *owned = g->h->owned + given.state;
-            char *at = to + bytes;
-            memcpy(at, &s, sizeof s);
-            memcpy(at += sizeof s, g->h->params + its.offset, part);
-            for (int a = 0; a < following && moments; a++, owned += g->h->elements)
-                memcpy(at += part, owned, part);
-        }
-        bytes += segment_bytes(its.count, moments);
-    }
-    return bytes;
-}
-
-/* Writes the message to a rank; if `to` is NULL, only counts. Returns its bytes. */
-static size_t write_message(const struct giving *g, int rank, char *to) {
-    struct range shard = {0, 0, 0};
-    size_t bytes = 0;
-    for (int w = rank * g->d->local; w < (rank + 1) * g->d->local; w++) {
-        for (int b = 0; b < g->d->layout->buckets; b++) {
-            shard.state += shard.count;
-            lossynet_shard(g->d->comm, w, b, &shard.offset, &shard.count);
-            bytes += write_shard(g, shard, to ? to + bytes : NULL);
+/* Lists the parts of this rank's pieces that a rank owns now, in the order of elements. With `list`
+ * NULL only counts. */
+static struct message find_parts(const struct giving *g, int rank, struct range *list) {
+    const struct data_parallel *d = g->d;
+    struct message m = {0};
+    struct range shard = {0}, part, of_shard;
+    for (int i = 0; i < d->layout->buckets * d->local; i++) {
+        lossynet_shard(d->comm, rank * d->local + i % d->local, i / d->local, &shard.offset,
+                       &shard.count);
+        for (size_t k = 0; ranges_next(g->piece, g->pieces, shard, &k, &part, &of_shard);) {
+            if (list) list[m.ranges] = part;
+            m.ranges++;
+            m.elements += part.count;
         }
     }
-    return bytes;
+    return m;
 }
 
-struct received {  /* the new state of local owners, in the host's memory */
-    float *params; /* [P] */
-    float *owned;  /* as in struct handover */
-    size_t elements, came;
-};
-
-/* Sets the second moments of a segment that came without moments. */
-static void fill_squares(const struct giving *g, const struct segment *s, float *v) {
+/* Writes what an array that follows has of a part of a piece. */
+static void write_values(const struct giving *g, enum array array, struct range part, float *to) {
     const struct param_layout *l = g->d->layout;
+    const float *owned = g->h->owned + (size_t)array_following(array) * g->h->elements;
+    if (part.state < WITHOUT) {
+        memcpy(to, owned + part.state, part.count * sizeof *to);
+        return;
+    }
     int span = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        while (l->span[span].offset + l->span[span].count <= s->offset + i) span++;
-        v[i] = (float)g->square[span];
+    for (size_t i = 0; i < part.count; i++) {
+        while (l->span[span].offset + l->span[span].count <= part.offset + i) span++;
+        to[i] = array == ARRAY_V ? (float)g->square[span] : 0;
     }
 }
 
-static void read_message(const struct giving *g, const char *from, size_t bytes,
-                         struct received *got) {
-    const int following = arrays_that_follow(), v = array_following(ARRAY_V);
-    for (const char *end = from + bytes; from < end;) {
-        struct segment s;
-        memcpy(&s, from, sizeof s);
-        const size_t part = s.count * sizeof(float);
-        const char *values = from + sizeof s;
-        float *owned = got->owned + s.state;
-        memcpy(got->params + s.offset, values, part);
-        for (int a = 0; a < following && s.moments; a++)
-            memcpy(owned + (size_t)a * got->elements, values += part, part);
-        if (!s.moments) fill_squares(g, &s, owned + (size_t)v * got->elements);
-        got->came += s.count;
-        from += segment_bytes(s.count, s.moments);
-    }
+static void write_message(const struct giving *g, int rank, char *to) {
+    struct message *m = (struct message *)to;
+    struct range *list = (struct range *)(m + 1);
+    *m = find_parts(g, rank, list);
+    float *value = (float *)(list + m->ranges);
+    for (size_t i = 0; i < m->ranges; value += list[i++].count)
+        memcpy(value, g->h->params + list[i].offset, list[i].count * sizeof *value);
+    for (int a = 0; a < ARRAYS; a++)
+        for (size_t i = 0; i < m->ranges && array_rows[a].follows; value += list[i++].count)
+            write_values(g, (enum array)a, list[i], value);
+    for (size_t i = 0, state = 0; i < m->ranges; state += list[i++].count) list[i].state = state;
 }
 
-static int exchange_messages(struct giving *g, struct received *got) {
+/* Takes the parameters of a message, and gives the rest to the workers. Returns the number of elements
+ * that they took. */
+static size_t read_message(const struct giving *g, const char *from, float *params) {
+    const struct message *m = (const struct message *)from;
+    const struct range *list = (const struct range *)(m + 1);
+    const char *values = (const char *)(list + m->ranges);
+    struct state_part part = {.range = list, .ranges = m->ranges, .elements = m->elements};
+    size_t taken = 0;
+    for (size_t i = 0; i < m->ranges; i++)
+        memcpy(params + list[i].offset, values + list[i].state * sizeof *params,
+               list[i].count * sizeof *params);
+    for (int a = 0; a < ARRAYS; a++)
+        if (array_rows[a].follows) part.array[a] = values += m->elements * sizeof *params;
+    for (int w = 0; w < g->d->local; w++) taken += state_take(g->d, &g->d->worker[w], &part);
+    return taken;
+}
+
+/* params: receives what the local workers own. *came: the number of these elements. */
+static int exchange_messages(struct giving *g, float *params, size_t *came) {
     const size_t ranks = (size_t)g->d->world.ranks, rank = (size_t)g->d->world.rank;
     uint64_t *gives = take_memory(ranks, sizeof *gives);
     uint64_t *all = take_memory(ranks * ranks, sizeof *all);
     size_t *offset = take_memory(2 * (ranks + 1), sizeof *offset);
     char *out = NULL, *in = NULL;
     int failed = !gives || !all || !offset;
-    for (size_t r = 0; r < ranks && !failed; r++) gives[r] = write_message(g, (int)r, NULL);
+    for (size_t r = 0; r < ranks && !failed; r++) {
+        const struct message m = find_parts(g, (int)r, NULL);
+        gives[r] = message_bytes(&m);
+    }
     failed = failed || gather_of_ranks(g->d, gives, all, ranks * sizeof *gives);
     if (!failed) {
         size_t *in_offset = offset + ranks + 1;
@@ -433,7 +426,8 @@ static int exchange_messages(struct giving *g, struct received *got) {
         failed = !out || !in;
         for (size_t r = 0; r < ranks && !failed; r++) write_message(g, (int)r, out + offset[r]);
         failed = failed || lossynet_swap(g->d->comm, out, offset, in, in_offset) != LOSSYNET_OK;
-        if (!failed) read_message(g, in, in_offset[ranks], got);
+        for (size_t r = 0; r < ranks && !failed; r++)
+            *came += read_message(g, in + in_offset[r], params);
     }
     free(gives);
     free(all);
@@ -445,12 +439,10 @@ static int exchange_messages(struct giving *g, struct received *got) {
 
 /* ---- the whole handover ----------------------------------------------------------------- */
 
-/* Sets the workers' vectors: first the shards of each worker, then every replica to the model. */
-static int set_workers(struct giving *g, const struct received *got) {
-    struct data_parallel *d = g->d;
+/* Sets the workers' parameters: first the shards of each worker, then every replica to the model. */
+static int set_workers(struct data_parallel *d, const float *params) {
     const size_t P = d->layout->count;
-    for (int w = 0; w < d->local; w++) worker_initialise(&d->worker[w], d->be, got->params, P);
-    move_owned(d, got->owned, got->elements, true);
+    for (int w = 0; w < d->local; w++) worker_initialise(&d->worker[w], d->be, params, P);
     if (d->workers == 1) return 0;
     const float *model;
     if (data_parallel_model(d, &model)) return -1;
@@ -462,29 +454,17 @@ static int set_workers(struct giving *g, const struct received *got) {
 
 static int give(struct giving *g, struct handover_report *report) {
     struct data_parallel *d = g->d;
-    uint64_t orphans = 0, *all = take_memory((size_t)d->world.ranks, sizeof *all);
-    struct received got = {.params = take_memory(d->layout->count, sizeof(float))};
-    got.owned = take_owned(d, &got.elements);
-    int failed = !all || !got.params || !got.owned;
-    for (int o = 0; o < g->h->workers; o++)
-        if (g->holder[o] < 0) orphans += g->h->owner[o].packets;
-    failed = failed || gather_of_ranks(d, &orphans, all, sizeof orphans);
-    for (int r = 0; r < d->world.ranks && !failed; r++)
-        if (all[r] > orphans) orphans = all[r]; /* a new rank cannot count them */
-    failed =
-        failed || add_own(g) || average_squares(g) || (orphans && add_orphans(g, orphans, report));
-    if (!failed) {
-        if (g->pieces) qsort(g->piece, g->pieces, sizeof *g->piece, by_offset);
-        failed = exchange_messages(g, &got);
-    }
-    if (!failed && got.came != got.elements)
+    size_t owned = 0, came = 0;
+    float *params = take_memory(d->layout->count, sizeof *params);
+    for (int w = 0; w < d->local; w++) owned += d->worker[w].owned;
+    int failed = !params || count_orphans(g) || (g->orphans && gather_ages(g, report)) ||
+                 find_pieces(g) || average_squares(g) || exchange_messages(g, params, &came);
+    if (!failed && came != owned)
         failed = log_error("handover: %zu of %zu parameters came: expected every one from one of "
                            "the ranks that were there before",
-                           got.came, got.elements);
-    failed = failed || set_workers(g, &got);
-    free(got.owned);
-    free(got.params);
-    free(all);
+                           came, owned);
+    failed = failed || set_workers(d, params);
+    free(params);
     return failed ? -1 : 0;
 }
 
@@ -495,6 +475,7 @@ int handover_give(const struct handover *h, struct data_parallel *d, struct hand
     if (!failed && g.holder) failed = give(&g, report);
     free(g.claim);
     free(g.holder);
+    free(g.ages);
     free(g.square);
     free(g.piece);
     return failed ? -1 : 0;

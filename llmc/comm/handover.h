@@ -29,10 +29,10 @@
 extern "C" {
 #endif
 
-struct handover_owner {  /* one owner of the ended view, and this rank's copies of its shards */
-    struct range *range; /* [buckets]: its shards */
-    size_t packets;      /* in all of its shards */
-    uint8_t *age;        /* [packets], of the freshest copy here, in steps; at most OLDEST */
+struct handover_shard { /* of the ended view */
+    struct range range; /* state: where its values start in `owned`, if the rank owned it */
+    int owner;
+    size_t packet; /* its first, among those of all shards */
 };
 
 enum { HANDOVER_OLDEST = 254, HANDOVER_NOTHING = 255 /* this rank has no copy */ };
@@ -40,9 +40,10 @@ enum { HANDOVER_OLDEST = 254, HANDOVER_NOTHING = 255 /* this rank has no copy */
 struct handover {              /* all in the host's memory; zeros: this rank was in no view */
     int64_t epoch;             /* of the ended view */
     int workers, first, local; /* in that view */
-    int buckets;
+    int shards;
+    struct handover_shard *shard; /* [shards], in the order of elements */
     size_t packet_elements;
-    struct handover_owner *owner; /* [workers] */
+    uint8_t *age;  /* [packets], of the freshest copy here, in steps; at most OLDEST */
     float *params; /* [P]: the shards that the rank owned, and its freshest copies of the rest */
     /* The arrays that follow their elements to a new owner (memory/arrays.h), one after another: what
      * the rank's workers had, in order of workers and buckets. */

@@ -1,4 +1,4 @@
-/* saved_state.c — see saved_state.h. The tensors are listed in resume.h. */
+/* saved_state.c — see saved_state.h. The tensors are listed in resume.h and rank_state.h. */
 #include "llmc/comm/saved_state.h"
 
 #include <math.h>
@@ -12,6 +12,7 @@
 #include "llmc/backend/host_vector.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/comm/rank_state.h"
 #include "llmc/options/options_table.h"
 #include "llmc/util/bf16.h"
 
@@ -20,21 +21,6 @@
 /* Whether all elements of a replica may differ from the model. */
 static bool own_replicas(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_NAIVE;
-}
-
-struct moments { /* what a worker has moments of: its shards, or all parameters */
-    struct range whole;
-    const struct range *range;
-    size_t ranges, elements;
-};
-
-static void find_moments(const struct data_parallel *d, const struct worker *w,
-                         struct moments *out) {
-    const bool alone = d->placement.steps_alone;
-    out->whole = (struct range){0, d->layout->count, 0};
-    out->range = alone ? &out->whole : w->range;
-    out->ranges = alone ? 1 : (size_t)d->layout->buckets;
-    out->elements = alone ? d->layout->count : w->owned;
 }
 
 /* The ranges in which a replica differs from the model: the gaps between fresh ranges, or
@@ -142,8 +128,8 @@ static int add_all(const struct data_parallel *d, struct snapshot *out) {
     if (d->world.rank == 0) add_network(d, LOSSYNET_ALL_WORKERS, out);
     for (int i = 0; i < d->local; i++) {
         const struct worker *w = &d->worker[i];
-        struct moments mine;
-        find_moments(d, w, &mine);
+        struct state_part mine;
+        state_of_owner(d, w, &mine);
         add_table(out, "worker.%d.owned", w->id, mine.range, mine.ranges);
         add_owned(d, w, mine.elements, out);
         add_network(d, w->id, out);
@@ -187,8 +173,6 @@ static int source_open(struct source *s, const char *directory, const json_t *sa
     return 0;
 }
 
-/* A tensor of a worker (< 0: of all workers) with this type and shape (-1: any length). NULL
- * after reporting. */
 /* Whether a tensor of a run's state may be used: numbers are finite, and second moments, of which AdamW
  * takes the root, are not negative. Reports the first that is not so. */
 static bool is_sound(const struct source *s, const char *path, const char *name,
@@ -207,6 +191,8 @@ static bool is_sound(const struct source *s, const char *path, const char *name,
     return true;
 }
 
+/* A tensor of a worker (< 0: of all workers) with this type and shape (-1: any length). NULL
+ * after reporting. */
 static const struct safetensors_view *get(const struct source *s, int worker, const char *what,
                                           const char *dtype, int64_t rows, int64_t columns) {
     char name[64], path[64];
@@ -226,127 +212,98 @@ static const struct safetensors_view *get(const struct source *s, int worker, co
     return NULL;
 }
 
-struct table { /* ranges in a mapped file, not necessarily aligned */
-    const char *data;
-    size_t ranges;
-};
-
-/* Row i. Calls go in ascending order: *before, which starts at 0, counts the elements so far. */
-static struct range range_at(const struct table *t, size_t i, size_t *before) {
-    int64_t row[2];
-    memcpy(row, t->data + i * sizeof row, sizeof row);
-    const struct range range = {(size_t)row[0], (size_t)row[1], *before};
-    *before += range.count;
-    return range;
-}
-
-/* Reads a table of ascending ranges within the vector, and counts their elements. */
-static int get_table(const struct source *s, int worker, const char *what, size_t P,
-                     struct table *out, size_t *elements) {
+/* Reads a table of ascending ranges within the vector. The caller frees *list. */
+static int get_ranges(const struct source *s, int worker, const char *what, size_t P,
+                      struct range **list, struct state_part *out) {
     const struct safetensors_view *view = get(s, worker, what, "I64", -1, 2);
-    if (!view) return -1;
     size_t end = 0;
-    out->data = (const char *)view->data;
+    memset(out, 0, sizeof *out);
+    *list = NULL;
+    if (!view) return -1;
     out->ranges = (size_t)view->shape[0];
-    *elements = 0;
+    out->range = *list = calloc(out->ranges + 1, sizeof **list);
+    if (!*list) return log_out_of_memory("the ranges of a checkpoint", (double)view->bytes);
     for (size_t i = 0; i < out->ranges; i++) {
-        const struct range range = range_at(out, i, elements);
+        int64_t row[2];
+        memcpy(row, (const char *)view->data + i * sizeof row, sizeof row);
+        const struct range range = {(size_t)row[0], (size_t)row[1], out->elements};
         if (range.offset < end || range.count < 1 || range.count > P ||
             range.offset > P - range.count)
             return log_error("'%s': range %zu of worker.%d.%s is %lld elements from %lld: not in "
                              "ascending order within the model's %zu",
                              s->directory, i, worker, what, (long long)range.count,
                              (long long)range.offset, P);
+        (*list)[i] = range;
+        out->elements += range.count;
         end = range.offset + range.count;
     }
     return 0;
 }
 
-/* Copies to a worker's moments the elements that a saved worker has. Returns their number, or -1
- * after reporting. */
-static int64_t take_moments(const struct data_parallel *d, const struct source *s, int from,
-                            const struct worker *w, const struct moments *mine) {
-    struct table table;
-    size_t elements, before = 0, taken = 0;
-    struct range here, there;
-    if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
-    const struct safetensors_view *saved[ARRAYS] = {NULL};
-    for (int a = 0; a < ARRAYS; a++) {
+/* The values of a part's ranges. NULL after reporting. */
+static const char *get_values(const struct source *s, int worker, const char *what,
+                              const struct state_part *part) {
+    const struct safetensors_view *view = get(s, worker, what, "F32", (int64_t)part->elements, 0);
+    return view ? (const char *)view->data : NULL;
+}
+
+/* Copies to a worker's arrays the elements that a saved worker has, and adds their number to *taken. */
+static int take_owned(const struct data_parallel *d, const struct source *s, int from,
+                      const struct worker *w, size_t *taken) {
+    struct state_part part;
+    struct range *list;
+    int failed = get_ranges(s, from, "owned", d->layout->count, &list, &part);
+    for (int a = 0; a < ARRAYS && !failed; a++) {
         if (!array_rows[a].follows) continue;
-        saved[a] = get(s, from, array_rows[a].saved, "F32", (int64_t)elements, 0);
-        if (!saved[a]) return -1;
+        part.array[a] = get_values(s, from, array_rows[a].saved, &part);
+        failed = !part.array[a];
     }
-    for (size_t k = 0; k < table.ranges; k++) {
-        const struct range theirs = range_at(&table, k, &before);
-        for (size_t i = 0; ranges_next(mine->range, mine->ranges, theirs, &i, &here, &there);) {
-            const size_t at = there.state * sizeof(float);
-            for (int a = 0; a < ARRAYS; a++)
-                if (saved[a])
-                    d->be->upload(worker_array(w, (enum array)a) + here.state,
-                                  (const char *)saved[a]->data + at, here.count * sizeof(float));
-            taken += here.count;
-        }
-    }
-    return (int64_t)taken;
+    if (!failed) *taken += state_take(d, w, &part);
+    free(list);
+    return failed ? -1 : 0;
 }
 
-/* Reads moments from all saved workers, or from one if each has moments of everything. */
-static int load_moments(const struct data_parallel *d, const struct source *s, bool saved_whole,
-                        const struct worker *w) {
-    struct moments mine;
-    int64_t taken = 0;
-    find_moments(d, w, &mine);
+/* Takes what a worker owns from all saved workers, or from one if each has everything. */
+static int load_owned(const struct data_parallel *d, const struct source *s, bool saved_whole,
+                      const struct worker *w) {
+    struct state_part mine;
+    size_t taken = 0;
+    state_of_owner(d, w, &mine);
     int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
-    for (int from = first; from <= last; from++) {
-        int64_t n = take_moments(d, s, from, w, &mine);
-        if (n < 0) return -1;
-        taken += n;
-    }
-    if ((size_t)taken == mine.elements) return 0;
-    return log_error("'%s' has moments of %lld of the %zu parameters that worker %d needs",
-                     s->directory, (long long)taken, mine.elements, w->id);
+    for (int from = first; from <= last; from++)
+        if (take_owned(d, s, from, w, &taken)) return -1;
+    if (taken == mine.elements) return 0;
+    return log_error("'%s' has moments of %zu of the %zu parameters that worker %d needs",
+                     s->directory, taken, mine.elements, w->id);
 }
 
-/* Writes the values of all ranges of a table to a replica. */
-static void take_values(const struct data_parallel *d, const struct table *table,
-                        const struct safetensors_view *values, float *replica) {
-    size_t before = 0;
-    for (size_t i = 0; i < table->ranges; i++) {
-        const struct range range = range_at(table, i, &before);
-        write_replica(d, replica, range.offset,
-                      (const char *)values->data + range.state * sizeof(float), range.count);
-    }
+/* Writes to a replica the values that a saved worker has of the ranges of a table. */
+static int take_values(const struct data_parallel *d, const struct source *s, int from,
+                       const char *table, const char *what, float *replica) {
+    struct state_part part;
+    struct range *list;
+    int failed = get_ranges(s, from, table, d->layout->count, &list, &part);
+    const char *values = failed ? NULL : get_values(s, from, what, &part);
+    for (size_t i = 0; values && i < part.ranges; i++)
+        write_replica(d, replica, list[i].offset, values + list[i].state * sizeof(float),
+                      list[i].count);
+    free(list);
+    return values ? 0 : -1;
 }
 
 /* Takes the values that the last broadcast of the other workers sent, if they were ahead of the
  * model: a replica holds them, except where it is stale. */
 static int take_ahead(const struct data_parallel *d, const struct source *s, int worker,
                       float *replica) {
-    for (int from = 0; from < s->workers; from++) {
-        struct table table;
-        size_t elements;
+    int failed = 0;
+    for (int from = 0; from < s->workers && !failed; from++) {
         char name[64];
         snprintf(name, sizeof name, "worker.%d.ahead", from);
-        if (from == worker || !lossynet_is_partner_of(d->comm, worker, from) ||
-            !safetensors_find(s->file[from / (s->workers / s->ranks)], name))
-            continue;
-        if (get_table(s, from, "owned", d->layout->count, &table, &elements)) return -1;
-        const struct safetensors_view *ahead = get(s, from, "ahead", "F32", (int64_t)elements, 0);
-        if (!ahead) return -1;
-        take_values(d, &table, ahead, replica);
+        if (from != worker && lossynet_is_partner_of(d->comm, worker, from) &&
+            safetensors_find(s->file[from / (s->workers / s->ranks)], name))
+            failed = take_values(d, s, from, "owned", "ahead", replica);
     }
-    return 0;
-}
-
-static int take_stale(const struct data_parallel *d, const struct source *s, int worker,
-                      float *replica) {
-    struct table table;
-    size_t elements;
-    if (get_table(s, worker, "stale", d->layout->count, &table, &elements)) return -1;
-    const struct safetensors_view *values = get(s, worker, "replica", "F32", (int64_t)elements, 0);
-    if (!values) return -1;
-    take_values(d, &table, values, replica);
-    return 0;
+    return failed;
 }
 
 /* Reads what differs from the model in a replica, which is copied from a device and back once.
@@ -358,7 +315,7 @@ static int load_replica(const struct data_parallel *d, const struct source *s,
     float *replica = host_vector(be, w->params, P, true);
     if (!replica) return -1;
     int status = ahead ? take_ahead(d, s, w->id, replica) : 0;
-    if (!status) status = take_stale(d, s, w->id, replica);
+    if (!status) status = take_values(d, s, w->id, "stale", "replica", replica);
     if (!status && replica != w->params) be->upload(w->params, replica, P * sizeof *replica);
     host_vector_end(be, replica);
     return status;
@@ -521,7 +478,7 @@ static int load(const struct data_parallel *d, const struct source *s, const jso
     int status = fits ? 0 : log_out_of_memory("the workers' states", d->local);
     for (int i = 0; i < d->local && !status; i++) {
         const struct worker *w = &d->worker[i];
-        status = load_moments(d, s, saved_whole, w);
+        status = load_owned(d, s, saved_whole, w);
         if (status || !same) continue;
         status = load_network(d, s, w->id, &fits[i]);
         if (!status && (fits[i] || own_replicas(d))) status = load_replica(d, s, w, fits[i]);

@@ -31,19 +31,6 @@ float *worker_array(const struct worker *w, enum array array) {
     return member(w, (int)array);
 }
 
-void worker_move_following(const struct worker *w, const struct backend *be, float *host,
-                           size_t stride, bool back) {
-    const size_t bytes = w->owned * sizeof(float);
-    for (int a = 0; a < ARRAYS; a++) {
-        if (!array_rows[a].follows) continue;
-        if (back)
-            be->upload(worker_array(w, (enum array)a), host, bytes);
-        else
-            be->download(host, worker_array(w, (enum array)a), bytes);
-        host += stride;
-    }
-}
-
 struct array_sizes worker_sizes(const struct param_layout *layout, const struct placement *p,
                                 size_t owned) {
     const size_t model = p->masters ? param_layout_largest_bucket(layout) : layout->count;

@@ -85,11 +85,6 @@ void worker_release(struct worker *w, const struct backend *be);
 /* An array of the worker's own that is float32. */
 float *worker_array(const struct worker *w, enum array array);
 
-/* Copies the arrays that follow their elements to a new owner to host memory or, with `back`, from it.
- * host: `stride` elements lie between the beginnings of two arrays. */
-void worker_move_following(const struct worker *w, const struct backend *be, float *host,
-                           size_t stride, bool back);
-
 /* Copies parameters (count, in host memory) to the backend's vector and to the network's copy. */
 void worker_initialise(struct worker *w, const struct backend *be, const float *params,
                        size_t count);

@@ -246,9 +246,7 @@ bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *c
     /* Packets are numbered in order of their elements and without gaps. So a run of fresh packets
      * is a run of elements. */
     const struct ln_partition *partition = &comm->partition;
-    assert(ln_is_local(comm, worker));
-    const uint32_t *age =
-        comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
+    const uint32_t *age = lossynet_ages(comm, worker);
     size_t first = *cursor;
     while (first < partition->packets && age[first]) first++;
     size_t last = first;
@@ -266,18 +264,9 @@ size_t lossynet_packet_elements(const struct lossynet_comm *comm) {
     return comm->partition.packet_elements;
 }
 
-size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
-                              uint32_t *ages) {
-    const struct ln_partition *partition = &comm->partition;
-    const uint32_t *age =
-        comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
-    size_t n = 0;
-    for (int b = 0; b < partition->buckets; b++) {
-        const size_t *start = partition->shard_packet + (size_t)b * comm->workers.count + owner;
-        for (size_t k = start[0]; k < start[1]; k++, n++)
-            if (ages) ages[n] = age[k];
-    }
-    return n;
+const uint32_t *lossynet_ages(const struct lossynet_comm *comm, int worker) {
+    assert(ln_is_local(comm, worker));
+    return comm->arrivals.age + (size_t)(worker - comm->workers.first) * comm->partition.packets;
 }
 
 /* `fresh` holds only this bucket's elements. */

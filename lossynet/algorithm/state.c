@@ -18,22 +18,31 @@
 #include <math.h>
 #include <string.h>
 
-enum { STATE_VERSION = 1 };
+enum { STATE_VERSION = 1, PARTS_MOST = 10 };
 
-struct worker_state {
-    uint64_t fingerprint;
-    double unused[2]; /* 0; states of version 0.1.0 have counts of an estimator that is gone */
-    struct ln_total total;
-    /* After it: uint64_t chain[2][workers]; uint32_t age[packets];
-     * with error feedback: float residual[elements], mass[workers][its packets] */
+enum content {
+    FINGERPRINT, /* must be equal */
+    NUMBERS,     /* any uint64_t */
+    FLOATS,      /* finite */
+    MASSES,      /* floats from 0 on */
+    DOUBLES,     /* finite */
+    ROUNDS,      /* struct ln_rounds_sums */
+    AGES,        /* uint32_t, of a worker's packets */
+    RESIDUAL     /* floats that ln_feedback_save writes */
 };
 
-struct common_state {
+struct part {
+    void *at; /* what it is a copy of; NULL: it is zeros, which are not loaded */
+    size_t bytes;
+    enum content content;
+    bool later;          /* states of earlier versions may end before it; then it is: */
+    const void *instead; /* NULL: what it was */
+};
+
+struct parts { /* the form of a state: these, one after another */
     uint64_t fingerprint;
-    uint64_t measured;
-    /* After it, what the drift sample remembers: float fresh[samples], its change[RING][samples];
-     * then struct ln_lead_sums, float model[samples]; then struct ln_rounds_sums; then float
-     * sent[samples], its change[RING][samples]. States of earlier versions end before one of these */
+    int count;
+    struct part part[PARTS_MOST];
 };
 
 /* A hash of how vectors are cut, and of whose state it is. */
@@ -55,106 +64,74 @@ static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
     return ln_mix(hash ^ comm->loss.seed);
 }
 
-static size_t drift_floats(const struct lossynet_comm *comm) {
-    return (size_t)comm->drift.samples * (1 + LOSSYNET_RING);
+static struct part *add(struct parts *p, void *at, size_t bytes, enum content content) {
+    struct part *part = &p->part[p->count++];
+    *part = (struct part){.at = at, .bytes = bytes, .content = content};
+    return part;
 }
 
-static size_t chain_words(const struct lossynet_comm *comm) { /* of a worker, both phases */
-    return 2 * (size_t)comm->workers.count;
+static void add_common(struct lossynet_comm *comm, struct parts *p) {
+    struct ln_drift_state *drift = &comm->drift;
+    const size_t sample = (size_t)drift->samples * sizeof(float), ring = LOSSYNET_RING * sample;
+    add(p, &drift->measured, sizeof drift->measured, NUMBERS);
+    add(p, drift->fresh.last, sample, FLOATS);
+    add(p, drift->fresh.change, ring, FLOATS);
+    add(p, &comm->lead.sums, sizeof comm->lead.sums, DOUBLES)->later = true;
+    add(p, drift->model.value, sample, FLOATS)->instead = drift->fresh.last;
+    add(p, &comm->retransmission.sums, sizeof comm->retransmission.sums, ROUNDS)->later = true;
+    struct part *sent = add(p, drift->sent.last, sample, FLOATS);
+    sent->later = true;
+    sent->instead = drift->fresh.last;
+    add(p, drift->sent.change, ring, FLOATS)->instead = drift->fresh.change;
 }
 
-static size_t mass_bytes(const struct lossynet_comm *comm, int worker) {
-    return ln_partition_owner_packets(&comm->partition, worker) * (size_t)comm->workers.count *
-           sizeof(float);
+static void add_worker(struct lossynet_comm *comm, int v, struct parts *p) {
+    const size_t workers = (size_t)comm->workers.count, packets = comm->partition.packets;
+    const size_t links = ln_partition_owner_packets(&comm->partition, comm->workers.first + v);
+    uint64_t *chain = comm->arrivals.chain;
+    add(p, NULL, 2 * sizeof(double), NUMBERS); /* version 0.1.0 has an estimator that is gone */
+    add(p, &comm->stats.totals[v], sizeof comm->stats.totals[v], NUMBERS);
+    for (size_t phase = 0; phase < 2; phase++)
+        add(p, chain ? chain + (phase * (size_t)comm->workers.local + (size_t)v) * workers : NULL,
+            workers * sizeof *chain, NUMBERS);
+    add(p, comm->arrivals.age + (size_t)v * packets, packets * sizeof(uint32_t), AGES);
+    if (!comm->feedback.mass) return;
+    add(p, comm->feedback.mass, comm->partition.elements * sizeof(float), RESIDUAL);
+    add(p, ln_feedback_mass(comm, v), links * workers * sizeof(float), MASSES);
 }
 
-static size_t residual_bytes(const struct lossynet_comm *comm) {
-    return comm->partition.elements * sizeof(float);
-}
-
-/* Bytes of the shared state in versions before the lead. */
-static size_t early_common_bytes(const struct lossynet_comm *comm) {
-    return sizeof(struct common_state) + drift_floats(comm) * sizeof(float);
-}
-
-/* Bytes of the shared state in versions that do not measure rounds. */
-static size_t lead_common_bytes(const struct lossynet_comm *comm) {
-    return early_common_bytes(comm) + sizeof comm->lead.sums +
-           (size_t)comm->drift.samples * sizeof(float);
-}
-
-/* Bytes of the shared state in versions that do not remember what owners sent. */
-static size_t rounds_common_bytes(const struct lossynet_comm *comm) {
-    return lead_common_bytes(comm) + sizeof comm->retransmission.sums;
+static void find_parts(const struct lossynet_comm *comm, int worker, struct parts *p) {
+    struct lossynet_comm *changed = (struct lossynet_comm *)comm; /* only by lossynet_state_load */
+    memset(p, 0, sizeof *p);
+    p->fingerprint = fingerprint(comm, worker);
+    add(p, &p->fingerprint, sizeof p->fingerprint, FINGERPRINT);
+    if (worker == LOSSYNET_ALL_WORKERS)
+        add_common(changed, p);
+    else
+        add_worker(changed, worker - comm->workers.first, p);
 }
 
 size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
-    if (worker == LOSSYNET_ALL_WORKERS)
-        return rounds_common_bytes(comm) + drift_floats(comm) * sizeof(float);
-    return sizeof(struct worker_state) + chain_words(comm) * sizeof(uint64_t) +
-           comm->partition.packets * sizeof(uint32_t) +
-           (comm->feedback.mass ? residual_bytes(comm) + mass_bytes(comm, worker) : 0);
-}
-
-static void save_series(const struct ln_series *series, size_t n, char *out) {
-    memcpy(out, series->last, n * sizeof(float));
-    memcpy(out + n * sizeof(float), series->change, n * LOSSYNET_RING * sizeof(float));
-}
-
-static void load_series(struct ln_series *series, size_t n, const char *bytes) {
-    memcpy(series->last, bytes, n * sizeof(float));
-    memcpy(series->change, bytes + n * sizeof(float), n * LOSSYNET_RING * sizeof(float));
-}
-
-static void save_common(const struct lossynet_comm *comm, char *out) {
-    const struct ln_drift_state *drift = &comm->drift;
-    struct common_state state = {fingerprint(comm, LOSSYNET_ALL_WORKERS), drift->measured};
-    size_t n = (size_t)drift->samples;
-    char *sent = out + rounds_common_bytes(comm);
-    memcpy(out, &state, sizeof state);
-    out += sizeof state;
-    char *tail = out + drift_floats(comm) * sizeof(float);
-    memcpy(tail, &comm->lead.sums, sizeof comm->lead.sums);
-    memcpy(tail + sizeof comm->lead.sums + n * sizeof(float), &comm->retransmission.sums,
-           sizeof comm->retransmission.sums);
-    if (n == 0) return;
-    save_series(&drift->fresh, n, out);
-    memcpy(tail + sizeof comm->lead.sums, drift->model.value, n * sizeof(float));
-    save_series(&drift->sent, n, sent);
-}
-
-static uint64_t *chain_of(const struct lossynet_comm *comm, int phase, int v) {
-    uint64_t *chain = comm->arrivals.chain;
-    return chain ? chain + ((size_t)phase * comm->workers.local + v) * (size_t)comm->workers.count
-                 : NULL;
-}
-
-static void save_worker(const struct lossynet_comm *comm, int v, char *out) {
-    struct worker_state state = {
-        fingerprint(comm, comm->workers.first + v), {0}, comm->stats.totals[v]};
-    memcpy(out, &state, sizeof state);
-    out += sizeof state;
-    for (int phase = 0; phase < 2; phase++, out += (size_t)comm->workers.count * sizeof(uint64_t)) {
-        const uint64_t *chain = chain_of(comm, phase, v);
-        if (chain)
-            memcpy(out, chain, (size_t)comm->workers.count * sizeof *chain);
-        else
-            memset(out, 0, (size_t)comm->workers.count * sizeof *chain);
-    }
-    memcpy(out, comm->arrivals.age + (size_t)v * comm->partition.packets,
-           comm->partition.packets * sizeof *comm->arrivals.age);
-    if (!comm->feedback.mass) return;
-    out += comm->partition.packets * sizeof *comm->arrivals.age;
-    ln_feedback_save(comm, v, out);
-    memcpy(out + residual_bytes(comm), ln_feedback_mass(comm, v),
-           mass_bytes(comm, comm->workers.first + v));
+    struct parts p;
+    size_t bytes = 0;
+    find_parts(comm, worker, &p);
+    for (int i = 0; i < p.count; i++) bytes += p.part[i].bytes;
+    return bytes;
 }
 
 void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out) {
-    if (worker == LOSSYNET_ALL_WORKERS)
-        save_common(comm, (char *)out);
-    else
-        save_worker(comm, worker - comm->workers.first, (char *)out);
+    struct parts p;
+    char *to = out;
+    find_parts(comm, worker, &p);
+    for (int i = 0; i < p.count; to += p.part[i++].bytes) {
+        const struct part *part = &p.part[i];
+        if (part->content == RESIDUAL)
+            ln_feedback_save(comm, worker - comm->workers.first, to);
+        else if (!part->at)
+            memset(to, 0, part->bytes);
+        else if (part->bytes)
+            memcpy(to, part->at, part->bytes);
+    }
 }
 
 /* Whether n floats or doubles (`wide`) are finite and, with `counts`, not negative. Bytes need not be
@@ -182,35 +159,6 @@ static bool are_sound_rounds(const char *bytes) {
     return true;
 }
 
-static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t count) {
-    const bool early = count == early_common_bytes(comm);
-    struct ln_drift_state *drift = &comm->drift;
-    struct common_state state;
-    size_t n = (size_t)drift->samples;
-    const size_t sent = rounds_common_bytes(comm); /* where what owners sent begins */
-    const char *start = bytes;
-    memcpy(&state, bytes, sizeof state);
-    if (state.fingerprint != fingerprint(comm, LOSSYNET_ALL_WORKERS)) return false;
-    bytes += sizeof state;
-    const char *tail = bytes + drift_floats(comm) * sizeof(float);
-    const char *model = tail + sizeof comm->lead.sums, *sums = model + n * sizeof(float);
-    if (!are_sound(bytes, drift_floats(comm), false, false) ||
-        (!early && (!are_sound(tail, sizeof comm->lead.sums / sizeof(double), true, false) ||
-                    !are_sound(model, n, false, false))) ||
-        (count >= sent && !are_sound_rounds(sums)) ||
-        (count > sent && !are_sound(start + sent, drift_floats(comm), false, false)))
-        return false;
-    drift->measured = state.measured;
-    if (!early) memcpy(&comm->lead.sums, tail, sizeof comm->lead.sums);
-    if (count >= sent) memcpy(&comm->retransmission.sums, sums, sizeof comm->retransmission.sums);
-    if (n == 0) return true;
-    load_series(&drift->fresh, n, bytes);
-    load_series(&drift->sent, n, count > sent ? start + sent : bytes);
-    drift->led_until = drift->measured + LOSSYNET_RING;
-    memcpy(drift->model.value, early ? bytes : model, n * sizeof(float));
-    return true;
-}
-
 /* Checks that the worker's own packets have age 0. They never age, and counting relies on it. */
 static bool own_packets_are_fresh(const struct lossynet_comm *comm, int worker, const char *ages) {
     const struct ln_partition *partition = &comm->partition;
@@ -225,42 +173,48 @@ static bool own_packets_are_fresh(const struct lossynet_comm *comm, int worker, 
     return true;
 }
 
-static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
-    struct worker_state state;
-    const char *chains = bytes + sizeof state,
-               *ages = chains + chain_words(comm) * sizeof(uint64_t);
-    memcpy(&state, bytes, sizeof state);
-    if (state.fingerprint != fingerprint(comm, comm->workers.first + v)) return false;
-    if (!own_packets_are_fresh(comm, comm->workers.first + v, ages)) return false;
-    const char *residual = ages + comm->partition.packets * sizeof *comm->arrivals.age;
-    if (comm->feedback.mass &&
-        (!are_sound(residual, comm->partition.elements, false, false) ||
-         !are_sound(residual + residual_bytes(comm),
-                    mass_bytes(comm, comm->workers.first + v) / sizeof(float), false, true)))
-        return false;
-    comm->stats.totals[v] = state.total;
-    for (int phase = 0; phase < 2;
-         phase++, chains += (size_t)comm->workers.count * sizeof(uint64_t)) {
-        uint64_t *chain = chain_of(comm, phase, v);
-        if (chain) memcpy(chain, chains, (size_t)comm->workers.count * sizeof *chain);
+static bool is_sound(const struct lossynet_comm *comm, int worker, const struct part *part,
+                     const char *bytes) {
+    switch (part->content) {
+    case FINGERPRINT:
+        return !memcmp(bytes, part->at, part->bytes);
+    case FLOATS:
+    case RESIDUAL:
+    case MASSES:
+        return are_sound(bytes, part->bytes / sizeof(float), false, part->content == MASSES);
+    case DOUBLES:
+        return are_sound(bytes, part->bytes / sizeof(double), true, false);
+    case ROUNDS:
+        return are_sound_rounds(bytes);
+    case AGES:
+        return own_packets_are_fresh(comm, worker, bytes);
+    default:
+        return true;
     }
-    memcpy(comm->arrivals.age + (size_t)v * comm->partition.packets, ages,
-           comm->partition.packets * sizeof *comm->arrivals.age);
-    if (!comm->feedback.mass) return true;
-    ages += comm->partition.packets * sizeof *comm->arrivals.age;
-    ln_feedback_load(comm, v, ages);
-    memcpy(ln_feedback_mass(comm, v), ages + residual_bytes(comm),
-           mass_bytes(comm, comm->workers.first + v));
-    return true;
+}
+
+static void load_part(struct lossynet_comm *comm, int worker, const struct part *part,
+                      const void *bytes) {
+    if (part->content == RESIDUAL)
+        ln_feedback_load(comm, worker - comm->workers.first, bytes);
+    else if (part->at && part->bytes && bytes)
+        memcpy(part->at, bytes, part->bytes);
 }
 
 bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count) {
-    if (worker == LOSSYNET_ALL_WORKERS) {
-        return (count == early_common_bytes(comm) || count == lead_common_bytes(comm) ||
-                count == rounds_common_bytes(comm) ||
-                count == lossynet_state_bytes(comm, worker)) &&
-               load_common(comm, (const char *)bytes, count);
-    }
-    if (count != lossynet_state_bytes(comm, worker)) return false;
-    return load_worker(comm, worker - comm->workers.first, (const char *)bytes);
+    struct parts p;
+    size_t at[PARTS_MOST + 1] = {0};
+    int has = 0; /* parts */
+    find_parts(comm, worker, &p);
+    for (; has < p.count && at[has] + p.part[has].bytes <= count; has++)
+        at[has + 1] = at[has] + p.part[has].bytes;
+    if (at[has] != count || (has < p.count && !p.part[has].later)) return false;
+    for (int i = 0; i < has; i++)
+        if (!is_sound(comm, worker, &p.part[i], (const char *)bytes + at[i])) return false;
+    for (int i = 0; i < p.count; i++)
+        load_part(comm, worker, &p.part[i],
+                  i < has ? (const char *)bytes + at[i] : p.part[i].instead);
+    if (worker == LOSSYNET_ALL_WORKERS)
+        comm->drift.led_until = comm->drift.measured + LOSSYNET_RING;
+    return true;
 }

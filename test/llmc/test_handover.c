@@ -35,7 +35,8 @@ struct life { /* one rank, in one view after the other */
     int local;
     int steps; /* that it trains in the view */
     struct data_parallel d;
-    struct param_layout layout;
+    struct llama_config config;
+    struct param_layout layout; /* of the view */
     struct handover_place place;
     struct handover state;
     struct handover_report report;
@@ -84,6 +85,8 @@ static int live(struct life *l) {
     d->layout = &l->layout;
     d->world = world;
     d->workers = l->ranks * l->local;
+    param_layout_release(&l->layout);
+    if (comm_layout(&l->options, &l->config, d->workers, &l->layout)) return -1;
     const struct placement_run run = {.ranks = l->ranks,
                                       .workers = d->workers,
                                       .changes = true,
@@ -109,12 +112,10 @@ static void begin(struct life *l, int local, const char *rate) {
                     (char *)"--seed=7",     (char *)"--link=udp",   (char *)"--packet-bytes=256",
                     (char *)"--loss-rate",  (char *)rate,           (char *)"--drift-samples=0",
                     (char *)"--no-overlap", (char *)"--lead=off",   (char *)"--wire-dtype=float32"};
-    struct llama_config c;
     memset(l, 0, sizeof *l);
     assert_int_equal(options_parse(sizeof argv / sizeof *argv, argv, &l->options), 0);
-    assert_int_equal(config_of_model("260K", &c), 0);
-    assert_int_equal(config_complete("260K", 64, 64, &c), 0);
-    assert_int_equal(param_layout_build(&c, &l->layout), 0);
+    assert_int_equal(config_of_model("260K", &l->config), 0);
+    assert_int_equal(config_complete("260K", 64, 64, &l->config), 0);
     assert_int_equal(
         lossynet_rendezvous_listen("127.0.0.1:0", (const int[2]){0, 0}, &l->listener, &l->port), 0);
     l->local = local;
@@ -245,42 +246,40 @@ static void joining_changes_nothing(void **state) {
     }
 }
 
-/* Of two ranks' ages of a packet that a third one owned, as the ranks noted them. */
-static const struct handover_owner *noted(const struct life *l, int owner) {
-    return &l->state.owner[owner];
-}
-
 /* A rank is gone: what it owned comes from the freshest copy, with the tensor's mean square. */
-static void what_a_dead_rank_owned_is_adopted(void **state) {
-    (void)state;
+static void check_adoption(enum optimizer optimizer) {
     struct life life[MOST];
     struct life *first[] = {&life[0], &life[1], &life[2]};
     struct life *second[] = {&life[0], &life[2], &life[3]}; /* 1 is dead, 3 is new */
-    for (int r = 0; r < MOST; r++) begin(&life[r], 1, "0.6");
+    for (int r = 0; r < MOST; r++) {
+        begin(&life[r], 1, "0.6");
+        life[r].options.optimizer = optimizer;
+    }
     enter(first, 3, 1, STEPS);
     struct model before = model_of(first, 3);
     const size_t P = life[0].layout.count;
     leave_all(first, 3);
     life[2].place.at.step = STEPS - 1; /* it had not finished the last step */
-    /* The owner that is gone, by element. */
+    /* What the owner that is gone owned, by element. */
     uint8_t *orphan = calloc(P, 1);
-    const struct handover_owner *dead = noted(&life[0], 1);
-    for (int b = 0; b < life[0].layout.buckets; b++)
-        memset(orphan + dead->range[b].offset, 1, dead->range[b].count);
     float *freshest = malloc(P * sizeof(float));
-    size_t p = 0, fresher = 0, packet = life[0].state.packet_elements;
+    const struct handover *here = &life[0].state, *there = &life[2].state;
+    size_t orphans = 0, fresher = 0;
     double ages = 0;
-    for (int b = 0; b < life[0].layout.buckets; b++) {
-        for (size_t at = 0; at < dead->range[b].count; at += packet, p++) {
-            const uint8_t a = noted(&life[0], 1)->age[p], c = noted(&life[2], 1)->age[p];
-            size_t n = dead->range[b].count - at < packet ? dead->range[b].count - at : packet;
-            const float *from = a <= c ? life[0].state.params : life[2].state.params;
-            memcpy(freshest + dead->range[b].offset + at, from + dead->range[b].offset + at,
-                   n * sizeof(float));
+    for (int i = 0; i < here->shards; i++) {
+        const struct range range = here->shard[i].range;
+        if (here->shard[i].owner != 1) continue;
+        memset(orphan + range.offset, 1, range.count);
+        size_t p = here->shard[i].packet;
+        for (size_t at = range.offset; at < range.offset + range.count;
+             at += here->packet_elements, p++, orphans++) {
+            const uint8_t a = here->age[p], c = there->age[p];
+            const size_t rest = range.offset + range.count - at,
+                         n = rest < here->packet_elements ? rest : here->packet_elements;
+            const float *from = a <= c ? here->params : there->params;
+            memcpy(freshest + at, from + at, n * sizeof(float));
             if (a == c) /* sent in the same step, so the same values */
-                assert_memory_equal(life[0].state.params + dead->range[b].offset + at,
-                                    life[2].state.params + dead->range[b].offset + at,
-                                    n * sizeof(float));
+                assert_memory_equal(here->params + at, there->params + at, n * sizeof(float));
             fresher += a != c;
             ages += a < c ? a : c;
         }
@@ -307,8 +306,8 @@ static void what_a_dead_rank_owned_is_adopted(void **state) {
         assert_int_equal(second[r]->place.at.step, STEPS);
         assert_int_equal(second[r]->report.survivors, 2);
         assert_int_equal(second[r]->report.joined, 1);
-        assert_int_equal(second[r]->report.adopted, p);
-        assert_true(fabs(second[r]->report.mean_age - ages / (double)p) < 1e-9);
+        assert_int_equal(second[r]->report.adopted, orphans);
+        assert_true(fabs(second[r]->report.mean_age - ages / (double)orphans) < 1e-9);
     }
     /* The next view has all that this one had, one rank being left of three. */
     leave_all(second, 3);
@@ -322,6 +321,17 @@ static void what_a_dead_rank_owned_is_adopted(void **state) {
     free(freshest);
 }
 
+static void what_a_dead_rank_owned_is_adopted(void **state) {
+    (void)state;
+    check_adoption(OPTIMIZER_ADAMW);
+}
+
+/* Muon's owners have whole matrices, so that their shards are not alike. */
+static void shards_of_all_sizes_are_adopted(void **state) {
+    (void)state;
+    check_adoption(OPTIMIZER_MUON);
+}
+
 /* A rank brings the fresher of its workers' copies. */
 static void a_rank_keeps_its_freshest_copies(void **state) {
     (void)state;
@@ -331,24 +341,22 @@ static void a_rank_keeps_its_freshest_copies(void **state) {
     enter(who, 2, 1, STEPS);
     const struct data_parallel *d = &life[0].d;
     assert_int_equal(handover_take(d, 1, &life[0].state), 0);
-    const struct handover_owner *other = noted(&life[0], 2);
-    uint32_t *age[2] = {calloc(other->packets, sizeof(uint32_t)),
-                        calloc(other->packets, sizeof(uint32_t))};
-    size_t p = 0, second = 0, packet = life[0].state.packet_elements;
-    for (int w = 0; w < 2; w++) lossynet_ages_of_owner(d->comm, w, 2, age[w]);
-    for (int b = 0; b < life[0].layout.buckets; b++) {
-        for (size_t at = 0; at < other->range[b].count; at += packet, p++) {
+    const struct handover *h = &life[0].state;
+    const uint32_t *age[2] = {lossynet_ages(d->comm, 0), lossynet_ages(d->comm, 1)};
+    size_t second = 0;
+    for (int i = 0; i < h->shards; i++) {
+        const struct range range = h->shard[i].range;
+        size_t p = h->shard[i].packet;
+        for (size_t at = range.offset; at < range.offset + range.count;
+             at += h->packet_elements, p++) {
+            if (h->shard[i].owner < 2) continue;
             const int w = age[1][p] < age[0][p];
-            assert_int_equal(other->age[p], age[w][p]);
-            assert_true(life[0].state.params[other->range[b].offset + at] ==
-                        d->worker[w].params[other->range[b].offset + at]);
+            assert_int_equal(h->age[p], age[w][p]);
+            assert_true(h->params[at] == d->worker[w].params[at]);
             second += (size_t)w;
         }
     }
-    assert_int_equal(p, other->packets);
     assert_true(second > 10);
-    free(age[0]);
-    free(age[1]);
     end_all(life, 2);
 }
 
@@ -412,6 +420,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(joining_changes_nothing),
         cmocka_unit_test(what_a_dead_rank_owned_is_adopted),
+        cmocka_unit_test(shards_of_all_sizes_are_adopted),
         cmocka_unit_test(a_rank_keeps_its_freshest_copies),
         cmocka_unit_test(an_older_view_does_not_count),
         cmocka_unit_test(views_keep_no_memory),
