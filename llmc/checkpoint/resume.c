@@ -199,27 +199,29 @@ static int read_trainer(const char *directory, json_t **out) {
     return status;
 }
 
-int resume_verify_model(const char *directory, int rank, int ranks) {
+int resume_verify(const char *directory, const json_t *saved, int rank, int ranks) {
     char path[FILE_PATH_BYTES], found[CHECKSUM_TEXT_BYTES];
     const char *name;
-    json_t *entry;
+    json_t *entry, *read = NULL;
     uint64_t bytes;
     int i = 0, status = 0;
-    if (file_join(path, directory, "trainer.json")) return -1;
-    json_t *trainer = json_load_file(path, 0, NULL); /* of another program, if it lists no files */
-    json_object_foreach(json_object_get(trainer, "files"), name, entry) {
-        const char *said = json_string_value(json_object_get(entry, own_checksum));
-        if (status || strncmp(name, "model", 5) != 0 || strchr(name, '/') || !said ||
-            i++ % ranks != rank)
-            continue;
-        status = file_join(path, directory, name) || checksum_file(path, found, &bytes) ? -1 : 0;
-        if (!status && strcmp(said, found) != 0)
-            status =
-                log_error("'%s' is not what the run wrote: its checksum is %s, trainer.json says "
-                          "%.40s; if it was changed on purpose, remove trainer.json",
-                          path, found, said);
+    if (!saved) { /* of another program, if it lists no files */
+        if (file_join(path, directory, "trainer.json")) return -1;
+        saved = read = json_load_file(path, 0, NULL);
     }
-    json_decref(trainer);
+    json_object_foreach(json_object_get(saved, "files"), name, entry) {
+        const char *said = json_string_value(json_object_get(entry, own_checksum));
+        if (read && (strncmp(name, "model", 5) != 0 || strchr(name, '/') || !said)) continue;
+        if (status || i++ % ranks != rank) continue;
+        status = file_join(path, directory, name) || checksum_file(path, found, &bytes) ? -1 : 0;
+        if (!status && (!said || strcmp(said, found) != 0))
+            status =
+                log_error("'%s' is %s: its checksum is %s, trainer.json says %.40s; %s", path,
+                          read ? "not what the run wrote" : "damaged", found, said ? said : "none",
+                          read ? "if it was changed on purpose, remove trainer.json"
+                               : "resume from an older checkpoint");
+    }
+    json_decref(read);
     return status;
 }
 

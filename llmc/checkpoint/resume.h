@@ -71,10 +71,10 @@ bool resume_is_checkpoint_name(const char *name);
 /* Reads DIR/trainer.json. Returns 0, or -1 after reporting; the caller releases *saved. */
 int resume_open(const char *directory, json_t **saved, struct resume_point *at);
 
-/* Whether the files of the model in a directory are those that a training run wrote there, by the checksums of
- * its trainer.json; rank r of R checks a share of them. Without a trainer.json there is nothing to check.
- * Returns 0, or -1 after reporting. */
-int resume_verify_model(const char *directory, int rank, int ranks);
+/* Compares files with the checksums that trainer.json has; rank r of R takes a share of them. saved:
+ * trainer.json, all of whose files count. NULL: those of the model in a directory that may be of any
+ * program; without a trainer.json there is nothing to compare. Returns 0, or -1 after reporting. */
+int resume_verify(const char *directory, const json_t *saved, int rank, int ranks);
 
 /* Returns which attention the saved run used (`library` of struct attention_choice), if the same
  * backend saved it (its `details` are equal); otherwise -1. */

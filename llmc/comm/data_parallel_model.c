@@ -105,7 +105,7 @@ static int initial_values(const struct data_parallel *d, int bucket, float *firs
     const bool first_part = !d->options->resume && (bucket == LAYOUT_ALL || bucket == 0);
     const int failed =
         !tensors ||
-        (first_part && resume_verify_model(d->options->model, d->world.rank, d->world.ranks)) ||
+        (first_part && resume_verify(d->options->model, NULL, d->world.rank, d->world.ranks)) ||
         hf_model_read(d->options->model, &d->layout->config, tensors, count);
     free(tensors);
     return failed ? -1 : 0;

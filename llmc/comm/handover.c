@@ -31,6 +31,10 @@ static size_t packets_of(const struct handover *h, const struct handover_shard *
     return (s->range.count + h->packet_elements - 1) / h->packet_elements;
 }
 
+static bool is_own(const struct handover *h, const struct handover_shard *s) {
+    return s->owner >= h->first && s->owner < h->first + h->local;
+}
+
 /* The elements of packet k of a shard. */
 static struct range packet_at(const struct handover *h, const struct handover_shard *s, size_t k) {
     const size_t E = h->packet_elements, skip = k * E, rest = s->range.count - skip;
@@ -116,6 +120,7 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
 struct claim { /* a rank's description of its state */
     int64_t epoch;
     int workers, first, local;
+    size_t packets, own; /* in the ended view, of all owners and of the rank's */
     struct handover_place place;
 };
 
@@ -128,8 +133,7 @@ struct giving {               /* one call of handover_give */
     size_t orphans;      /* packets of owners whose state no rank has, in the order of elements */
     uint8_t *ages;       /* [ranks][orphans], of each rank's copies */
     double *square;      /* [spans]: mean of the second moment over survivors */
-    struct range *piece; /* what this rank gives, in ascending order; state: place in h->owned */
-    size_t pieces, room;
+    struct ranges piece; /* what this rank gives, in ascending order; state: place in h->owned */
 };
 
 /* An all-gather with one item per rank; lossynet's has one per worker. all: [ranks * bytes]. */
@@ -159,6 +163,11 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
                          .first = h->first,
                          .local = h->local,
                          .place = *place};
+    for (int i = 0; i < h->shards; i++) {
+        const struct handover_shard *s = &h->shard[i];
+        mine.packets += packets_of(h, s);
+        if (is_own(h, s)) mine.own += packets_of(h, s);
+    }
     int64_t newest = 0;
     const struct claim *farthest = NULL;
     g->claim = take_memory((size_t)ranks, sizeof *g->claim);
@@ -179,7 +188,8 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
             report->joined++;
             continue;
         }
-        report->survivors++;
+        if (!report->survivors++) g->orphans = c->packets;
+        g->orphans -= c->own;
         g->workers = c->workers;
         if (!farthest || c->place.at.step > farthest->place.at.step) farthest = c;
     }
@@ -198,25 +208,6 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
 
 static const size_t WITHOUT = SIZE_MAX / 2; /* state of a piece without moments; or larger */
 
-static int add_piece(struct giving *g, struct range piece) {
-    struct range *last = g->pieces ? &g->piece[g->pieces - 1] : NULL;
-    if (!piece.count) return 0;
-    if (last && last->offset + last->count == piece.offset && last->state == WITHOUT &&
-        piece.state == WITHOUT) {
-        last->count += piece.count;
-        return 0;
-    }
-    if (!g->piece || g->pieces == g->room) {
-        const size_t room = 2 * g->room + 64;
-        struct range *more = realloc(g->piece, room * sizeof *more);
-        if (!more) return log_out_of_memory("what ranks hand over", (double)(room * sizeof *more));
-        g->piece = more;
-        g->room = room;
-    }
-    g->piece[g->pieces++] = piece;
-    return 0;
-}
-
 /* The rank whose copy of orphan p is the freshest, and its age. Among equal ages it is the first rank
  * from p % ranks on, so that ranks share the work. */
 static int freshest(const struct giving *g, size_t p, uint8_t *age) {
@@ -228,19 +219,6 @@ static int freshest(const struct giving *g, size_t p, uint8_t *age) {
     }
     *age = g->ages[best * g->orphans + p];
     return (int)best;
-}
-
-/* Counts the orphans: packets whose owner's state no rank has. */
-static int count_orphans(struct giving *g) {
-    const size_t ranks = (size_t)g->d->world.ranks;
-    uint64_t mine = 0, *all = take_memory(ranks, sizeof *all);
-    for (int i = 0; i < g->h->shards; i++)
-        if (g->holder[g->h->shard[i].owner] < 0) mine += packets_of(g->h, &g->h->shard[i]);
-    const int failed = !all || gather_of_ranks(g->d, &mine, all, sizeof mine);
-    for (size_t r = 0; r < ranks && !failed; r++)
-        if (all[r] > g->orphans) g->orphans = all[r]; /* a new rank cannot count them */
-    free(all);
-    return failed;
 }
 
 /* Gathers how old each rank's copies of the orphans are. */
@@ -277,12 +255,12 @@ static int find_pieces(struct giving *g) {
     for (int i = 0; i < h->shards && !failed; i++) {
         const struct handover_shard *s = &h->shard[i];
         const int holder = g->holder[s->owner];
-        if (holder == rank) failed = add_piece(g, s->range);
+        if (holder == rank) failed = ranges_add(&g->piece, s->range);
         for (size_t k = 0; holder < 0 && k < packets_of(h, s) && !failed; k++, p++) {
             struct range piece = packet_at(h, s, k);
             uint8_t age;
             piece.state = WITHOUT;
-            if (freshest(g, p, &age) == rank) failed = add_piece(g, piece);
+            if (freshest(g, p, &age) == rank) failed = ranges_add(&g->piece, piece);
         }
     }
     return failed;
@@ -298,8 +276,8 @@ static int average_squares(struct giving *g) {
     double whole[2] = {0, 0};
     g->square = take_memory(spans, sizeof *g->square);
     int failed = !mine || !all || !g->square;
-    for (size_t i = 0; i < g->pieces && !failed; i++) {
-        const struct range *piece = &g->piece[i];
+    for (size_t i = 0; i < g->piece.count && !failed; i++) {
+        const struct range *piece = &g->piece.range[i];
         for (size_t s = 0; s < spans && piece->state != WITHOUT; s++) {
             const struct span *span = &l->span[s];
             const struct range both =
@@ -332,29 +310,25 @@ struct message {
     uint64_t ranges, elements;
 };
 
-static size_t message_bytes(const struct message *m) {
-    const size_t values = 1 + (size_t)arrays_that_follow();
-    const size_t bytes =
-        sizeof *m + m->ranges * sizeof(struct range) + values * m->elements * sizeof(float);
-    return (bytes + 7) / 8 * 8;
+static size_t message_bytes(const struct ranges *list) {
+    const size_t values = (1 + (size_t)arrays_that_follow()) * list->elements;
+    const size_t bytes = sizeof(struct message) + list->count * sizeof(struct range);
+    return (bytes + values * sizeof(float) + 7) / 8 * 8;
 }
 
-/* Lists the parts of this rank's pieces that a rank owns now, in the order of elements. With `list`
- * NULL only counts. */
-static struct message find_parts(const struct giving *g, int rank, struct range *list) {
+/* Lists the parts of this rank's pieces that a rank owns now, in the order of elements. */
+static int find_parts(const struct giving *g, int rank, struct ranges *list) {
     const struct data_parallel *d = g->d;
-    struct message m = {0};
     struct range shard = {0}, part, of_shard;
+    int failed = 0;
     for (int i = 0; i < d->layout->buckets * d->local; i++) {
         lossynet_shard(d->comm, rank * d->local + i % d->local, i / d->local, &shard.offset,
                        &shard.count);
-        for (size_t k = 0; ranges_next(g->piece, g->pieces, shard, &k, &part, &of_shard);) {
-            if (list) list[m.ranges] = part;
-            m.ranges++;
-            m.elements += part.count;
-        }
+        for (size_t k = 0;
+             !failed && ranges_next(g->piece.range, g->piece.count, shard, &k, &part, &of_shard);)
+            failed = ranges_add(list, part);
     }
-    return m;
+    return failed;
 }
 
 /* Writes what an array that follows has of a part of a piece. */
@@ -372,17 +346,20 @@ static void write_values(const struct giving *g, enum array array, struct range 
     }
 }
 
-static void write_message(const struct giving *g, int rank, char *to) {
+static void write_message(const struct giving *g, const struct ranges *parts, char *to) {
     struct message *m = (struct message *)to;
     struct range *list = (struct range *)(m + 1);
-    *m = find_parts(g, rank, list);
-    float *value = (float *)(list + m->ranges);
-    for (size_t i = 0; i < m->ranges; value += list[i++].count)
-        memcpy(value, g->h->params + list[i].offset, list[i].count * sizeof *value);
+    const struct range *part = parts->range;
+    float *value = (float *)(list + parts->count);
+    size_t state = 0;
+    *m = (struct message){parts->count, parts->elements};
+    for (size_t i = 0; i < m->ranges; value += part[i].count, state += part[i++].count) {
+        list[i] = (struct range){part[i].offset, part[i].count, state};
+        memcpy(value, g->h->params + part[i].offset, part[i].count * sizeof *value);
+    }
     for (int a = 0; a < ARRAYS; a++)
-        for (size_t i = 0; i < m->ranges && array_rows[a].follows; value += list[i++].count)
-            write_values(g, (enum array)a, list[i], value);
-    for (size_t i = 0, state = 0; i < m->ranges; state += list[i++].count) list[i].state = state;
+        for (size_t i = 0; i < m->ranges && array_rows[a].follows; value += part[i++].count)
+            write_values(g, (enum array)a, part[i], value);
 }
 
 /* Takes the parameters of a message, and gives the rest to the workers. Returns the number of elements
@@ -391,14 +368,15 @@ static size_t read_message(const struct giving *g, const char *from, float *para
     const struct message *m = (const struct message *)from;
     const struct range *list = (const struct range *)(m + 1);
     const char *values = (const char *)(list + m->ranges);
-    struct state_part part = {.range = list, .ranges = m->ranges, .elements = m->elements};
+    const char *array[ARRAYS] = {NULL};
     size_t taken = 0;
     for (size_t i = 0; i < m->ranges; i++)
         memcpy(params + list[i].offset, values + list[i].state * sizeof *params,
                list[i].count * sizeof *params);
     for (int a = 0; a < ARRAYS; a++)
-        if (array_rows[a].follows) part.array[a] = values += m->elements * sizeof *params;
-    for (int w = 0; w < g->d->local; w++) taken += state_take(g->d, &g->d->worker[w], &part);
+        if (array_rows[a].follows) array[a] = values += m->elements * sizeof *params;
+    for (int w = 0; w < g->d->local; w++)
+        taken += state_take(g->d, &g->d->worker[w], list, m->ranges, array);
     return taken;
 }
 
@@ -408,11 +386,12 @@ static int exchange_messages(struct giving *g, float *params, size_t *came) {
     uint64_t *gives = take_memory(ranks, sizeof *gives);
     uint64_t *all = take_memory(ranks * ranks, sizeof *all);
     size_t *offset = take_memory(2 * (ranks + 1), sizeof *offset);
+    struct ranges *parts = take_memory(ranks, sizeof *parts);
     char *out = NULL, *in = NULL;
-    int failed = !gives || !all || !offset;
+    int failed = !gives || !all || !offset || !parts;
     for (size_t r = 0; r < ranks && !failed; r++) {
-        const struct message m = find_parts(g, (int)r, NULL);
-        gives[r] = message_bytes(&m);
+        failed = find_parts(g, (int)r, &parts[r]);
+        gives[r] = message_bytes(&parts[r]);
     }
     failed = failed || gather_of_ranks(g->d, gives, all, ranks * sizeof *gives);
     if (!failed) {
@@ -424,11 +403,13 @@ static int exchange_messages(struct giving *g, float *params, size_t *came) {
         out = take_memory(offset[ranks], 1);
         in = take_memory(in_offset[ranks], 1);
         failed = !out || !in;
-        for (size_t r = 0; r < ranks && !failed; r++) write_message(g, (int)r, out + offset[r]);
+        for (size_t r = 0; r < ranks && !failed; r++) write_message(g, &parts[r], out + offset[r]);
         failed = failed || lossynet_swap(g->d->comm, out, offset, in, in_offset) != LOSSYNET_OK;
         for (size_t r = 0; r < ranks && !failed; r++)
             *came += read_message(g, in + in_offset[r], params);
     }
+    for (size_t r = 0; parts && r < ranks; r++) free(parts[r].range);
+    free(parts);
     free(gives);
     free(all);
     free(offset);
@@ -457,8 +438,8 @@ static int give(struct giving *g, struct handover_report *report) {
     size_t owned = 0, came = 0;
     float *params = take_memory(d->layout->count, sizeof *params);
     for (int w = 0; w < d->local; w++) owned += d->worker[w].owned;
-    int failed = !params || count_orphans(g) || (g->orphans && gather_ages(g, report)) ||
-                 find_pieces(g) || average_squares(g) || exchange_messages(g, params, &came);
+    int failed = !params || (g->orphans && gather_ages(g, report)) || find_pieces(g) ||
+                 average_squares(g) || exchange_messages(g, params, &came);
     if (!failed && came != owned)
         failed = log_error("handover: %zu of %zu parameters came: expected every one from one of "
                            "the ranks that were there before",
@@ -477,6 +458,6 @@ int handover_give(const struct handover *h, struct data_parallel *d, struct hand
     free(g.holder);
     free(g.ages);
     free(g.square);
-    free(g.piece);
+    free(g.piece.range);
     return failed ? -1 : 0;
 }

@@ -25,19 +25,17 @@
 extern "C" {
 #endif
 
-struct state_part {            /* what somebody has of the arrays that follow their elements */
-    const struct range *range; /* ascending; `state` counts the elements before */
+struct state_owner {  /* what a worker has of the arrays that follow their elements */
+    struct range all; /* with rps and naive: all elements; else empty: the worker's shards */
     size_t ranges, elements;
-    const char *array[ARRAYS]; /* float32, range after range, not necessarily aligned; NULL: none */
-    struct range whole;        /* of state_of_owner */
 };
+struct state_owner state_of_owner(const struct data_parallel *d, const struct worker *w);
 
-/* The ranges of a local worker. They are valid as long as d and *out. */
-void state_of_owner(const struct data_parallel *d, const struct worker *w, struct state_part *out);
-
-/* Copies to a worker what it needs of a part. Returns the number of elements. */
-size_t state_take(const struct data_parallel *d, const struct worker *w,
-                  const struct state_part *part);
+/* Copies to a local worker what it owns of these ranges, which ascend. array: of each array that
+ * follows, the values of the ranges, each of whose first is at its `state`: float32, not necessarily
+ * aligned; NULL for other arrays. Returns the number of elements. */
+size_t state_take(const struct data_parallel *d, const struct worker *w, const struct range *range,
+                  size_t ranges, const char *const array[ARRAYS]);
 
 #ifdef __cplusplus
 }

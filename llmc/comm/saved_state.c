@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/checkpoint/checksum.h"
 #include "llmc/log/error.h"
 #include "llmc/backend/host_vector.h"
 #include "llmc/checkpoint/resume.h"
@@ -23,31 +22,16 @@ static bool own_replicas(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_NAIVE;
 }
 
-/* The ranges in which a replica differs from the model: the gaps between fresh ranges, or
- * everything. The caller frees *list. Returns 0, or -1 if out of memory. */
-static int stale_ranges(const struct data_parallel *d, int worker, struct range **list,
-                        size_t *ranges, size_t *elements) {
-    const size_t P = d->layout->count;
-    size_t cursor = 0, offset = 0, count = 0, end = 0, room = 0;
-    *list = NULL;
-    *ranges = *elements = 0;
-    for (bool more = true; more;) {
-        more = !own_replicas(d) && d->workers > 1 &&
-               lossynet_next_fresh(d->comm, worker, &cursor, &offset, &count);
-        if (d->workers == 1) end = P; /* the only replica equals the model */
-        const struct range gap = {end, (more ? offset : P) - end, *elements};
-        end = offset + count;
-        if (!gap.count) continue;
-        if (*ranges == room) {
-            room = room ? 2 * room : 256;
-            struct range *larger = realloc(*list, room * sizeof *larger);
-            if (!larger)
-                return log_out_of_memory("the list of stale packets",
-                                         (double)(room * sizeof *larger));
-            *list = larger;
-        }
-        (*list)[(*ranges)++] = gap;
-        *elements += gap.count;
+/* Lists the ranges in which a replica differs from the model: the gaps between fresh ranges, or
+ * everything. The caller frees list->range. Returns 0, or -1 after reporting. */
+static int stale_ranges(const struct data_parallel *d, int worker, struct ranges *list) {
+    size_t cursor = 0, offset = 0, count = 0, end = 0;
+    memset(list, 0, sizeof *list);
+    if (d->workers == 1) return 0; /* the only replica equals the model */
+    for (bool more = true; more; end = offset + count) {
+        more = !own_replicas(d) && lossynet_next_fresh(d->comm, worker, &cursor, &offset, &count);
+        if (!more) offset = d->layout->count;
+        if (ranges_add(list, (struct range){end, offset - end, list->elements})) return -1;
     }
     return 0;
 }
@@ -99,20 +83,21 @@ static void add_owned(const struct data_parallel *d, const struct worker *w, siz
 
 static int add_replica(const struct data_parallel *d, const struct worker *w,
                        struct snapshot *out) {
-    struct range *list;
-    size_t ranges, elements;
-    if (stale_ranges(d, w->id, &list, &ranges, &elements)) return -1;
-    const bool table = add_table(out, "worker.%d.stale", w->id, list, ranges);
-    float *values = snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
-    float *replica = NULL;
-    if (table && values && ranges)
-        replica = host_vector(d->vectors.memory, w->params, d->layout->count, true);
-    const int status = table && values && ranges && !replica ? -1 : 0;
-#pragma omp parallel for if (ranges > 64)
-    for (size_t i = 0; i < (replica ? ranges : 0); i++)
-        read_replica(d, values + list[i].state, replica, list[i].offset, list[i].count);
-    if (replica) host_vector_end(d->vectors.memory, replica);
-    free(list);
+    struct ranges stale;
+    int status = stale_ranges(d, w->id, &stale);
+    const bool table = add_table(out, "worker.%d.stale", w->id, stale.range, stale.count);
+    float *values = snapshot_add(out, "F32", stale.elements, 0, "worker.%d.replica", w->id);
+    if (!status && table && values && stale.count) {
+        float *replica = host_vector(d->vectors.memory, w->params, d->layout->count, true);
+        if (!replica) status = -1;
+#pragma omp parallel for if (stale.count > 64)
+        for (size_t i = 0; i < (replica ? stale.count : 0); i++) {
+            const struct range range = stale.range[i];
+            read_replica(d, values + range.state, replica, range.offset, range.count);
+        }
+        if (replica) host_vector_end(d->vectors.memory, replica);
+    }
+    free(stale.range);
     return status;
 }
 
@@ -128,9 +113,9 @@ static int add_all(const struct data_parallel *d, struct snapshot *out) {
     if (d->world.rank == 0) add_network(d, LOSSYNET_ALL_WORKERS, out);
     for (int i = 0; i < d->local; i++) {
         const struct worker *w = &d->worker[i];
-        struct state_part mine;
-        state_of_owner(d, w, &mine);
-        add_table(out, "worker.%d.owned", w->id, mine.range, mine.ranges);
+        const struct state_owner mine = state_of_owner(d, w);
+        add_table(out, "worker.%d.owned", w->id, mine.all.count ? &mine.all : w->range,
+                  mine.ranges);
         add_owned(d, w, mine.elements, out);
         add_network(d, w->id, out);
         if (add_replica(d, w, out)) return -1;
@@ -212,63 +197,56 @@ static const struct safetensors_view *get(const struct source *s, int worker, co
     return NULL;
 }
 
-/* Reads a table of ascending ranges within the vector. The caller frees *list. */
+/* Reads a table of ascending ranges within the vector. The caller frees list->range. */
 static int get_ranges(const struct source *s, int worker, const char *what, size_t P,
-                      struct range **list, struct state_part *out) {
+                      struct ranges *list) {
     const struct safetensors_view *view = get(s, worker, what, "I64", -1, 2);
     size_t end = 0;
-    memset(out, 0, sizeof *out);
-    *list = NULL;
-    if (!view) return -1;
-    out->ranges = (size_t)view->shape[0];
-    out->range = *list = calloc(out->ranges + 1, sizeof **list);
-    if (!*list) return log_out_of_memory("the ranges of a checkpoint", (double)view->bytes);
-    for (size_t i = 0; i < out->ranges; i++) {
+    memset(list, 0, sizeof *list);
+    for (int64_t i = 0; view && i < view->shape[0]; i++) {
         int64_t row[2];
-        memcpy(row, (const char *)view->data + i * sizeof row, sizeof row);
-        const struct range range = {(size_t)row[0], (size_t)row[1], out->elements};
+        memcpy(row, (const char *)view->data + (size_t)i * sizeof row, sizeof row);
+        const struct range range = {(size_t)row[0], (size_t)row[1], list->elements};
         if (range.offset < end || range.count < 1 || range.count > P ||
             range.offset > P - range.count)
-            return log_error("'%s': range %zu of worker.%d.%s is %lld elements from %lld: not in "
+            return log_error("'%s': range %lld of worker.%d.%s is %lld elements from %lld: not in "
                              "ascending order within the model's %zu",
-                             s->directory, i, worker, what, (long long)range.count,
-                             (long long)range.offset, P);
-        (*list)[i] = range;
-        out->elements += range.count;
+                             s->directory, (long long)i, worker, what, (long long)row[1],
+                             (long long)row[0], P);
+        if (ranges_add(list, range)) return -1;
         end = range.offset + range.count;
     }
-    return 0;
+    return view ? 0 : -1;
 }
 
-/* The values of a part's ranges. NULL after reporting. */
+/* The values of these ranges. NULL after reporting. */
 static const char *get_values(const struct source *s, int worker, const char *what,
-                              const struct state_part *part) {
-    const struct safetensors_view *view = get(s, worker, what, "F32", (int64_t)part->elements, 0);
+                              const struct ranges *list) {
+    const struct safetensors_view *view = get(s, worker, what, "F32", (int64_t)list->elements, 0);
     return view ? (const char *)view->data : NULL;
 }
 
 /* Copies to a worker's arrays the elements that a saved worker has, and adds their number to *taken. */
 static int take_owned(const struct data_parallel *d, const struct source *s, int from,
                       const struct worker *w, size_t *taken) {
-    struct state_part part;
-    struct range *list;
-    int failed = get_ranges(s, from, "owned", d->layout->count, &list, &part);
+    const char *array[ARRAYS] = {NULL};
+    struct ranges list;
+    int failed = get_ranges(s, from, "owned", d->layout->count, &list);
     for (int a = 0; a < ARRAYS && !failed; a++) {
         if (!array_rows[a].follows) continue;
-        part.array[a] = get_values(s, from, array_rows[a].saved, &part);
-        failed = !part.array[a];
+        array[a] = get_values(s, from, array_rows[a].saved, &list);
+        failed = !array[a];
     }
-    if (!failed) *taken += state_take(d, w, &part);
-    free(list);
+    if (!failed) *taken += state_take(d, w, list.range, list.count, array);
+    free(list.range);
     return failed ? -1 : 0;
 }
 
 /* Takes what a worker owns from all saved workers, or from one if each has everything. */
 static int load_owned(const struct data_parallel *d, const struct source *s, bool saved_whole,
                       const struct worker *w) {
-    struct state_part mine;
+    const struct state_owner mine = state_of_owner(d, w);
     size_t taken = 0;
-    state_of_owner(d, w, &mine);
     int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
     for (int from = first; from <= last; from++)
         if (take_owned(d, s, from, w, &taken)) return -1;
@@ -280,14 +258,14 @@ static int load_owned(const struct data_parallel *d, const struct source *s, boo
 /* Writes to a replica the values that a saved worker has of the ranges of a table. */
 static int take_values(const struct data_parallel *d, const struct source *s, int from,
                        const char *table, const char *what, float *replica) {
-    struct state_part part;
-    struct range *list;
-    int failed = get_ranges(s, from, table, d->layout->count, &list, &part);
-    const char *values = failed ? NULL : get_values(s, from, what, &part);
-    for (size_t i = 0; values && i < part.ranges; i++)
-        write_replica(d, replica, list[i].offset, values + list[i].state * sizeof(float),
-                      list[i].count);
-    free(list);
+    struct ranges list;
+    int failed = get_ranges(s, from, table, d->layout->count, &list);
+    const char *values = failed ? NULL : get_values(s, from, what, &list);
+    for (size_t i = 0; values && i < list.count; i++) {
+        const struct range range = list.range[i];
+        write_replica(d, replica, range.offset, values + range.state * sizeof(float), range.count);
+    }
+    free(list.range);
     return values ? 0 : -1;
 }
 
@@ -430,25 +408,6 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
 
 /* ---- loading ---------------------------------------------------------------------------- */
 
-/* Verifies checksums. Files are distributed over the ranks, so that each file is read once. */
-static int verify(const struct data_parallel *d, const char *directory, const json_t *saved) {
-    const char *name;
-    json_t *entry;
-    int i = 0;
-    json_object_foreach(json_object_get(saved, "files"), name, entry) {
-        char path[FILE_PATH_BYTES], found[CHECKSUM_TEXT_BYTES];
-        uint64_t bytes;
-        const char *said = json_string_value(json_object_get(entry, "xxh128"));
-        if (i++ % d->world.ranks != d->world.rank) continue;
-        if (file_join(path, directory, name) || checksum_file(path, found, &bytes)) return -1;
-        if (!said || strcmp(said, found) != 0)
-            return log_error("'%s' is damaged: its checksum is %s, trainer.json says %.40s; resume "
-                             "from an older checkpoint",
-                             path, found, said ? said : "none");
-    }
-    return 0;
-}
-
 /* Says which workers' network state did not fit, on whatever rank they are. fits: of local workers.
  * Collective. */
 static int report_misfits(const struct data_parallel *d, const bool *fits, json_t *differences) {
@@ -527,7 +486,9 @@ int saved_state_load(const struct data_parallel *d, const struct run_info *facts
     if (parameters != (json_int_t)d->layout->count)
         return log_error("'%s' was saved with %lld parameters, config.json makes it %zu", directory,
                          (long long)parameters, d->layout->count);
-    if (check_optimizer(d, directory, saved) || verify(d, directory, saved)) return -1;
+    if (check_optimizer(d, directory, saved) ||
+        resume_verify(directory, saved, d->world.rank, d->world.ranks))
+        return -1;
     json_t *differences = json_array(), *now = resume_describe(facts, &nowhere);
     int status = source_open(&source, directory, saved);
     if (!status) {

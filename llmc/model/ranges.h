@@ -5,11 +5,35 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
+
+#include "llmc/log/error.h"
 
 struct range {
     size_t offset, count; /* elements of the vector */
     size_t state;         /* where its values start in an array that has one range after another */
 };
+
+struct ranges { /* a list that grows; the owner frees `range` */
+    struct range *range;
+    size_t count, room;
+    size_t elements; /* of all of them */
+};
+
+/* Adds a range, unless it is empty. Returns 0, or -1 after reporting. */
+static inline int ranges_add(struct ranges *list, struct range range) {
+    if (!range.count) return 0;
+    if (list->count == list->room) {
+        const size_t room = 2 * list->room + 64, bytes = room * sizeof range;
+        struct range *larger = (struct range *)realloc(list->range, bytes);
+        if (!larger) return log_out_of_memory("a list of ranges", (double)bytes);
+        list->range = larger;
+        list->room = room;
+    }
+    list->range[list->count++] = range;
+    list->elements += range.count;
+    return 0;
+}
 
 /* What two ranges have in common; count is 0 if that is nothing. Its state is a's. */
 static inline struct range range_common(struct range a, struct range b) {
