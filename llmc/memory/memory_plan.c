@@ -201,7 +201,7 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
  * parameters that it receives, and the messages with what it owns, sent and received (handover.c). */
 static double change_bytes(const struct memory_plan_settings *s, double P) {
     const double owned = owned_of(s, P) * local_of(s), state = 4 * arrays_that_follow() * owned;
-    return s->run.changes && !s->run.evaluates ? 4 * P + state + 4 * P + 2 * (4 * owned + state) : 0;
+    return s->run.changes && !s->run.evaluates ? 8 * P + 8 * owned + 3 * state : 0;
 }
 
 bool memory_plan_choose_recompute(const struct llama_config *c, struct memory_plan_settings *s,
