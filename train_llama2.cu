@@ -6,10 +6,10 @@
  *     trainer      what a run needs: backend, workers and network, data
  *     step         four verbs (forward and backward, average, update, broadcast), and the
  *                  algorithms that are made of them: lossy and reliable, rps, naive
- *     evaluation   perplexity of the model and of the replicas; multiple-choice questions
+ *     evaluation   perplexity of the model and of the replicas
  *     writing      text that the model generates
  *     training     the loop
- *     other modes  --eval, --eval-choices, --generate, --dry-run, --preflight
+ *     other modes  --eval, --generate, --dry-run, --preflight
  *     main
  *
  * Arithmetic is behind llmc/backend/backend.h; the workers' memory and the network are behind
@@ -533,29 +533,6 @@ static int eval_mode(struct trainer *t) {
     return 0;
 }
 
-/* Makes one worker with the model's weights and room for B sequences of T tokens. */
-static int open_model(struct trainer *t, const struct llama_config *c, int B, int T) {
-    t->B = B, t->T = T;
-    return trainer_open(t, c, false) || data_parallel_initialise(&t->dp);
-}
-
-/* --eval-choices: multiple-choice questions. */
-static int choices_mode(struct trainer *t) {
-    const struct options *o = t->run.options;
-    struct choices_result result = {0, 0, 0, 0};
-    struct choices *choices = NULL;
-    struct llama_config c;
-    if (run_data_open_choices(o, &c, &choices)) return -1;
-    const int most = choices_most_endings(choices);
-    int failed = open_model(t, &c, o->batch < most ? o->batch : most, choices_longest(choices));
-    const struct evaluate_model m = evaluated(t);
-    failed = failed || jsonl_open_of_run(o->log, o->out, 0, 0, &t->view.log) ||
-             evaluate_choices(&m, choices, &result) ||
-             metrics_choices(t->view.log, &result, o->quiet);
-    choices_close(choices);
-    return failed ? -1 : 0;
-}
-
 /* --generate: continues a prompt. */
 static int generate_mode(struct trainer *t) {
     const struct options *o = t->run.options;
@@ -564,8 +541,9 @@ static int generate_mode(struct trainer *t) {
     if (config_read(o->model, &c) ||
         generate_open_tokenizer(o->tokenizer, o->model, c.vocabulary, &tokenizer))
         return -1;
-    int failed =
-        open_model(t, &c, 1, c.positions) || activations_add_cache(t->activations, &c, t->be);
+    t->B = 1, t->T = c.positions;
+    int failed = trainer_open(t, &c, false) || data_parallel_initialise(&t->dp) ||
+                 activations_add_cache(t->activations, &c, t->be);
     if (!failed) {
         struct generate_llama writer = writer_of(t, t->dp.worker[0].params);
         failed = generate_to_terminal(&writer, tokenizer, o);
@@ -585,11 +563,10 @@ static int run_mode(struct trainer *t) {
         const int failed = preflight(o, &t->run.world);
         return views_preflight(o, GIT_REVISION, t->run.world.rank == 0) || failed ? -1 : 0;
     }
-    int failed = trainer_begin(t)  ? -1
-                 : o->eval         ? eval_mode(t)
-                 : o->eval_choices ? choices_mode(t)
-                 : o->generate     ? generate_mode(t)
-                                   : train(t);
+    int failed = trainer_begin(t) ? -1
+                 : o->eval        ? eval_mode(t)
+                 : o->generate    ? generate_mode(t)
+                                  : train(t);
     if (data_parallel_is_of_another_run(&t->dp)) failed = WRONG_USE;
     trainer_release(t);
     return failed;

@@ -7,8 +7,7 @@
 # lm_eval (--limit 100, --num_fewshot 5, --batch_size 8, --device cuda, --output_path FILE, ...). The first
 # call installs lm_eval, transformers and PyTorch from PyPI (7 GB) in a virtual environment of its own,
 # build/venv-lm-eval or LM_EVAL_VENV. The questions of a task come from huggingface.co when the task is
-# first used, and are kept. Without a network, build/train_llama2 --eval-choices FILE answers questions
-# that you have, and finds the same shares of right answers.
+# first used, and are kept.
 set -eu
 fail() { echo "lm_eval.sh: $1" >&2; exit "${2-1}"; }
 usage="usage: scripts/lm_eval.sh MODEL --tasks NAME,NAME... [OPTION of lm_eval]..."
@@ -31,7 +30,7 @@ if ! cmp -s "$requirements" "$venv/requirements.txt"; then
     echo "lm_eval.sh: installing lm_eval in $venv" >&2
     "${PYTHON:-python3}" -m venv "$venv" || fail "cannot make the virtual environment $venv (python3-venv?)"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements" ||
-        fail "cannot install lm_eval from PyPI, see above. Without a network: --eval-choices FILE"
+        fail "cannot install lm_eval from PyPI, see above"
     cp "$requirements" "$venv/requirements.txt"
 fi
 if [ -f "$model/tokenizer.model" ] && [ ! -f "$model/tokenizer_config.json" ]; then
@@ -47,4 +46,4 @@ status=0
 "$venv/bin/python" -m lm_eval --model hf --model_args "pretrained=$model,dtype=float32,add_bos_token=True" "$@" || status=$?
 [ $status -eq 0 ] ||
     fail "lm_eval failed, see above. Where huggingface.co cannot be reached, a task works only if its \
-questions were fetched before (HF_HUB_OFFLINE=1 says so to lm_eval); --eval-choices FILE needs no network"
+questions were fetched before (HF_HUB_OFFLINE=1 says so to lm_eval)"

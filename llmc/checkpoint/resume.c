@@ -381,7 +381,7 @@ int resume_choose(struct options *o, const char *newest) {
     static char chosen[FILE_PATH_BYTES];
     json_t *saved;
     if (!o->resume) return 0;
-    if (o->eval || options_one_worker(o) || o->dry_run) {
+    if (o->eval || o->generate || o->dry_run) {
         log_error(
             "--resume: expected without --eval, --generate and --dry-run; give them --model %s",
             o->resume);

@@ -36,20 +36,18 @@ int validate_answer(const struct options *o, const char *revision) {
 
 static int check_modes(const struct options *o, int ranks) {
     const int workers = o->net.workers ? o->net.workers : ranks;
-    const bool single = options_one_worker(o);
-    if (o->eval + o->dry_run + o->preflight + (o->generate != NULL) + (o->eval_choices != NULL) > 1)
-        return log_error("--eval, --eval-choices, --generate, --dry-run and --preflight: expected "
-                         "at most one of them");
-    if ((o->eval || single) && !file_is_directory(o->model))
+    if (o->eval + o->dry_run + o->preflight + (o->generate != NULL) > 1)
+        return log_error("--eval, --generate, --dry-run and --preflight: expected at most one of "
+                         "them");
+    if ((o->eval || o->generate) && !file_is_directory(o->model))
         return log_error("--model: expected a model directory, found none at '%s'", o->model);
     if (o->eval && !o->val)
         return log_error("--eval: expected --val GLOB with the token files to evaluate on");
-    if (single && ranks > 1)
-        return log_error("--%s: expected one process, started as %d ranks",
-                         o->generate ? "generate" : "eval-choices", ranks);
-    if (!o->eval && !single && !o->dry_run && !o->preflight && !o->train)
-        return log_error("expected --train GLOB, or one of --eval, --eval-choices, --generate, "
-                         "--dry-run, --preflight (see --help)");
+    if (o->generate && ranks > 1)
+        return log_error("--generate: expected one process, started as %d ranks", ranks);
+    if (!o->eval && !o->generate && !o->dry_run && !o->preflight && !o->train)
+        return log_error("expected --train GLOB, or one of --eval, --generate, --dry-run, "
+                         "--preflight (see --help)");
     if (o->train && o->save_every && !o->out && !o->dry_run && !o->preflight)
         return log_error("--save-every: expected --out DIR, where checkpoints go");
     if (!o->dry_run && workers % ranks)
@@ -162,17 +160,17 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     char *end;
     const long size = strtol(o->group, &end, 10);
     if (!strcmp(o->group, "host") && !o->dry_run) {
-        if (world->local_ranks > 1 && local > 1 && !options_one_worker(o))
+        if (world->local_ranks > 1 && local > 1 && !o->generate)
             return log_error("--group host: expected one worker in each process, or one process on "
                              "each host, got %d workers in each of %d processes of a host",
                              local, world->local_ranks);
-        o->group_size = options_one_worker(o) ? 1 : world->local_ranks * local;
+        o->group_size = o->generate ? 1 : world->local_ranks * local;
         return 0;
     }
     if (end == o->group || *end || size < 1 || size > 65534)
         return log_error("--group: expected a number of workers from 1 on, or host%s, got '%s'",
                          o->dry_run ? ", which --dry-run does not know" : "", o->group);
-    o->group_size = options_one_worker(o) ? 1 : (int)size;
+    o->group_size = o->generate ? 1 : (int)size;
     return 0;
 }
 
@@ -289,7 +287,7 @@ static int compare(const struct lossynet_world *world, struct options *o,
             log_error("%s is '%s' on rank %d, and '%s' on rank 0: expected the same on all ranks",
                       common_fact_names[i], here, r, there);
         }
-    if (!status && !strcmp(o->group, "host") && !o->dry_run && !options_one_worker(o))
+    if (!status && !strcmp(o->group, "host") && !o->dry_run && !o->generate)
         status = group_by_host(world, all, o);
     free(all);
     return status;

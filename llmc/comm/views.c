@@ -70,7 +70,7 @@ int views_check(const struct options *o, int ranks) {
     if (ranks > 1 && !o->preflight && !o->dry_run)
         return log_error("--meet: expected processes that are started one by one, as by "
                          "scripts/elastic.sh: under mpirun all ranks end when one dies");
-    if (o->eval || options_one_worker(o))
+    if (o->eval || o->generate)
         return log_error("--meet: expected training, --dry-run or --preflight");
     if (o->algorithm != ALGORITHM_LOSSY)
         return log_error("--meet: expected --algorithm lossy, got %s: only there a lost rank is "

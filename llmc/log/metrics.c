@@ -235,20 +235,6 @@ void metrics_print_eval(const struct eval_metrics *r) {
     printf("\n");
 }
 
-int metrics_choices(struct jsonl *log, const struct choices_result *r, bool quiet) {
-    const double n = r->questions;
-    const double per_character = r->correct_per_character < 0 ? NAN : r->correct_per_character / n;
-    if (!quiet) {
-        printf("questions %d  accuracy %.4f", r->questions, r->correct / n);
-        if (!isnan(per_character)) printf("  per character %.4f", per_character);
-        printf("  per token %.4f\n", r->correct_per_token / n);
-    }
-    return jsonl_write(log, json_pack("{s:s, s:i, s:f, s:o, s:f}", "event", "choices", "questions",
-                                      r->questions, "accuracy", r->correct / n,
-                                      "accuracy_per_character", jsonl_number(per_character),
-                                      "accuracy_per_token", r->correct_per_token / n));
-}
-
 int metrics_report_not_finite(const struct step_metrics *r, const char *checkpoint,
                               const struct metrics_not_finite *where) {
     const bool norm = isfinite(r->loss);

@@ -38,14 +38,6 @@ struct eval_metrics {
     double tokens_per_word, tokens_per_byte; /* 0: the token files do not say */
 };
 
-/* How many questions were answered correctly. Of equally likely endings the first counts. */
-struct choices_result {
-    int questions;
-    int correct;               /* by the sum of the logarithms: lm-evaluation-harness's acc */
-    int correct_per_character; /* by the sum per character: its acc_norm. -1: not known */
-    int correct_per_token;     /* by the sum per token: llm.c's figure */
-};
-
 /* Sums over a run's steps. The caller starts with zeros. */
 struct run_metrics {
     int steps;
@@ -127,8 +119,6 @@ int metrics_sample(struct progress *progress, struct jsonl *log, int step, const
 void metrics_show_step(struct progress *progress, const struct step_metrics *step, bool losses);
 /* Writes an evaluation to the terminal and to the log. */
 int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval_metrics *eval);
-/* Writes how many questions were answered correctly to the log and, unless quiet, to stdout. */
-int metrics_choices(struct jsonl *log, const struct choices_result *result, bool quiet);
 /* Prints loss, perplexity and number of tokens to stdout. */
 void metrics_print_eval(const struct eval_metrics *eval);
 

@@ -196,9 +196,6 @@ static const struct lossynet_option table[] = {
 
     TITLE("Modes (training, when none is given)"),
     SWITCH("eval", eval, SWEEPS, "only compute the perplexity of --model DIR on --val"),
-    STRING("eval-choices", eval_choices, SWEEPS, NULL, "FILE",
-           "how many multiple-choice questions --model DIR answers correctly: JSON lines with "
-           "context, endings and label, or llm.c's file of HellaSwag"),
     STRING("generate", generate, SWEEPS, NULL, "PROMPT",
            "continue the text PROMPT with --model DIR"),
     WHOLE("tokens", tokens, SWEEPS | IF_WRITES, "200", 1, 1 << 20, "N",
@@ -450,10 +447,6 @@ void options_print_unused(const struct options *o) {
     else if (o->schedule == SCHEDULE_WSD && o->warmup > o->steps - lround(o->decay * o->steps))
         printf("--decay %g: the rate falls only after --warmup, in the last %d steps\n", o->decay,
                o->steps - o->warmup);
-}
-
-bool options_one_worker(const struct options *o) {
-    return o->generate || o->eval_choices;
 }
 
 struct schedule options_schedule(const struct options *o) {

@@ -81,7 +81,6 @@ struct options {
     /* modes */
     bool eval, dry_run, preflight, help, version;
     const char *help_topic; /* the word after --help; NULL: none */
-    const char *eval_choices;
     const char *generate;
     int tokens;
     double temperature, top_p;
@@ -93,9 +92,6 @@ int options_parse(int argc, char **argv, struct options *out);
 
 /* Whether the command line has the option of this field, or of the first of its fields. */
 bool options_given(const struct options *options, const void *field);
-
-/* Whether the mode runs in one process, with one worker: --generate, --eval-choices. */
-bool options_one_worker(const struct options *o);
 
 /* The learning rates that the options ask for. */
 struct schedule options_schedule(const struct options *o);

@@ -147,35 +147,3 @@ int evaluate_perplexity(const struct evaluate_model *m, struct dataloader *val, 
     free(news);
     return status;
 }
-
-/* The losses of a question's endings, each summed over its tokens. */
-static void score_endings(const struct evaluate_model *m, const weight *weights,
-                          const struct choices *choices, int question, double *losses) {
-    struct activations *e = m->activations;
-    const int endings = choices_endings(choices, question);
-    for (int first = 0, B; first < endings; first += B) {
-        B = endings - first < m->B ? endings - first : m->B;
-        const int T = choices_write(choices, question, first, B, e->host_tokens, e->host_targets);
-        choices_read(choices, question, first, B, T, m->losses(m->context, weights, e, B, T),
-                     losses);
-    }
-}
-
-int evaluate_choices(const struct evaluate_model *m, const struct choices *choices,
-                     struct choices_result *out) {
-    const size_t most = (size_t)choices_most_endings(choices);
-    double *losses = calloc(most, sizeof *losses);
-    if (!losses) return log_out_of_memory("losses", (double)(most * sizeof *losses));
-    int failed = 0;
-    for (int q = 0; q < choices_questions(choices) && !failed; q++) {
-        score_endings(m, data_parallel_weights(m->dp, m->dp->worker[0].params), choices, q, losses);
-        for (int e = 0; e < choices_endings(choices, q) && !failed; e++)
-            if (!isfinite(losses[e]))
-                failed = log_error("question %d: the loss of ending %d is %g: expected finite "
-                                   "numbers, so a model that has not diverged",
-                                   q + 1, e + 1, losses[e]);
-        choices_judge(choices, q, losses, out);
-    }
-    free(losses);
-    return failed;
-}

@@ -1,10 +1,9 @@
-/* evaluate.h — perplexity of a model and of its replicas, and multiple-choice questions. How a model
- * computes losses is the caller's function. */
+/* evaluate.h — perplexity of a model and of its replicas. How a model computes losses is the caller's
+ * function. */
 #ifndef LLMC_RUN_EVALUATE_H
 #define LLMC_RUN_EVALUATE_H
 
 #include "llmc/comm/data_parallel.h"
-#include "llmc/data/choices.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/log/metrics.h"
 #include "llmc/model/activations.h"
@@ -31,10 +30,6 @@ struct evaluate_model {
 enum { EVALUATE_STOPPED = 1 };
 int evaluate_perplexity(const struct evaluate_model *m, struct dataloader *val, int steps_done,
                         struct eval_metrics *out);
-
-/* Answers all questions with the first worker's parameters. Returns 0, or -1 after reporting. */
-int evaluate_choices(const struct evaluate_model *m, const struct choices *choices,
-                     struct choices_result *out);
 
 #ifdef __cplusplus
 }

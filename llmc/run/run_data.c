@@ -61,11 +61,3 @@ int run_data_open(const struct options *o, bool training, int workers, int lengt
                   shared);
     return compare_data(o, *train, *val);
 }
-
-int run_data_open_choices(const struct options *o, struct llama_config *c,
-                          struct choices **choices) {
-    char tokenizer[FILE_PATH_BYTES];
-    if (config_read(o->model, c) || tokenizer_file_in(tokenizer, o->model)) return -1;
-    return choices_open(o->eval_choices, o->tokenizer ? o->tokenizer : tokenizer, c->vocabulary,
-                        o->seq ? o->seq : c->positions, choices);
-}

@@ -1,9 +1,8 @@
-/* run_data.h — opens the token files of a run, and its questions. */
+/* run_data.h — opens the token files of a run. */
 #ifndef LLMC_RUN_RUN_DATA_H
 #define LLMC_RUN_RUN_DATA_H
 
 #include "llmc/options/options.h"
-#include "llmc/data/choices.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/model/config.h"
 
@@ -17,11 +16,6 @@ extern "C" {
  * after reporting. */
 int run_data_open(const struct options *options, bool training, int workers, int length,
                   struct llama_config *config, struct dataloader **train, struct dataloader **val);
-
-/* --eval-choices: reads the shape of the model and the questions, for its tokenizer and context. The
- * caller closes *choices. Returns 0, or -1 after reporting. */
-int run_data_open_choices(const struct options *options, struct llama_config *config,
-                          struct choices **choices);
 
 #ifdef __cplusplus
 }

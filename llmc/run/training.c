@@ -33,7 +33,7 @@ int training_close(struct training *run, int status) {
 
 int training_workers(const struct training *run) {
     const struct options *o = run->options;
-    if (options_one_worker(o)) return 1;
+    if (o->generate) return 1;
     if (run->views) return views_workers(run->views);
     return o->net.workers ? o->net.workers : run->world.ranks;
 }

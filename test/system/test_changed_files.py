@@ -220,7 +220,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_told(tmp_path):
 def test_a_text_that_ends_at_an_id_without_text_is_told(tmp_path):
     """The tokenizer has 97 ids, and the model 4,000."""
     small_model(tmp_path / "model", 4000)
-    tokenizer = ROOT / "test" / "goldens" / "choices" / "tokenizer.model"
+    tokenizer = ROOT / "test" / "goldens" / "tokenizer.model"
     done = succeed("--generate=Once", f"--model={tmp_path}/model", f"--tokenizer={tokenizer}", "--temperature=1", "--top-p=1")
     assert re.fullmatch(r"train_llama2: the text ends at id \d+: the model has 4000 ids, the tokenizer 97; .*\n", done.stderr)
 

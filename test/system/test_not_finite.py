@@ -112,17 +112,15 @@ def test_an_evaluation_that_overflows_is_no_result(model, tmp_path):
     assert "the validation loss is" in line and "expected a finite perplexity" in line
 
 
-@pytest.mark.parametrize("mode", ["choices", "generate"])
 @pytest.mark.parametrize("kind", ["nan", "overflow"])
-def test_no_answer_from_such_a_model(tmp_path, mode, kind):
-    """--eval-choices and --generate of a model with NaN, and of one whose products are not finite."""
+def test_no_text_from_such_a_model(tmp_path, kind):
+    """--generate of a model with NaN, and of one whose products are not finite."""
     goldens = ROOT / "test" / "goldens"
-    for file in ("plain/config.json", "plain/model.safetensors", "choices/tokenizer.model"):
+    for file in ("plain/config.json", "plain/model.safetensors", "tokenizer.model"):
         shutil.copy(goldens / file, tmp_path)
     for name in ("up", "down") if kind == "overflow" else ("up",):
         change(tmp_path, f"model.layers.0.mlp.{name}_proj.weight",
                lambda x: x.fill(1e30) if kind == "overflow" else x.put(7, np.nan))
-    words = ["--generate", "Once"] if mode == "generate" else ["--eval-choices", goldens / "choices" / "questions.jsonl"]
-    line = one_line(run(*words, "--model", tmp_path))
+    line = one_line(run("--generate", "Once", "--model", tmp_path))
     assert "expected finite numbers" in line, line
-    assert kind == "nan" or re.search("question 1: the loss of ending 1 is|the logit of id 0 is", line), line
+    assert kind == "nan" or "the logit of id 0 is" in line, line

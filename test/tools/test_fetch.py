@@ -17,7 +17,7 @@ from program import BUILD, ROOT
 pytestmark = pytest.mark.quick
 
 SCRIPT = ROOT / "data" / "fetch.py"
-TOKENIZER = ROOT / "test" / "goldens" / "choices" / "tokenizer.model"
+TOKENIZER = ROOT / "test" / "goldens" / "tokenizer.model"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,5 +1,4 @@
-"""Tests scripts/lm_eval.sh with a stand-in for its virtual environment. The figures of lm-evaluation-harness are
-compared in test/system/test_choices.py, with stored values."""
+"""Tests scripts/lm_eval.sh with a stand-in for its virtual environment."""
 import os
 import shutil
 import subprocess

@@ -281,7 +281,7 @@ def test_a_few_odd_bytes_and_unknown_characters_are_told(model, tmp_path):
     assert "UTF-8" not in said and "<unk>" not in said
     said = tokenize(model, "--input", "odd", "--train", "t.bin", cwd=tmp_path, stderr=subprocess.STDOUT)
     assert f"11 bytes are no text in UTF-8, the first is byte {len(good.encode())} of 'odd'" in said
-    lacks = ROOT / "test" / "goldens" / "choices" / "tokenizer.model"  # without a token for each byte
+    lacks = ROOT / "test" / "goldens" / "tokenizer.model"  # without a token for each byte
     (tmp_path / "unknown").write_text("\u5b8c\u5168 once\n" * 100, encoding="utf-8")
     said = tokenize(lacks, "--input", "unknown", "--train", "t.bin", cwd=tmp_path, stderr=subprocess.STDOUT)
     assert re.search(r"\d+% of the tokens are <unk>: the tokenizer lacks characters of this text", said)
