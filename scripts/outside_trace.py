@@ -2,6 +2,7 @@
 """Makes a loss trace from what another tool recorded, for --loss-model trace:FILE.
 
     scripts/outside_trace.py ns3 ascii.tr > trace  # of a queue
+    scripts/outside_trace.py htsim log.txt > trace # by parse_output log -ascii
     scripts/outside_trace.py pcap sent.pcap received.pcap > trace
     build/train_llama2 --loss-model trace:trace --loss-rate 1 ...
 
@@ -14,6 +15,10 @@ reported on stderr.
 ns3   lines of AsciiTraceHelper: "+ TIME PATH ..." is a packet that a queue
       took, "d TIME PATH ..." one that it dropped; a flow is a path
       (/NodeList/0/DeviceList/1/...). "-", "r" and "t" do not count.
+htsim lines of a queue or traffic logger, "TIME ... ID n Ev E FlowID f PktID p".
+      A packet that a queue drops, trims or bounces is lost. It counts once on
+      all of its way (ENQUEUE, ARRIVE), and anew when its number comes back to a
+      place where it was. Of lines with a Ptype only DATA counts.
 pcap  classic pcap of Ethernet, raw IP or Linux "any" with IPv4 UDP or TCP. A
       flow is source, destination, protocol and ports. A packet that was sent
       and not received is lost. It is found again by its IPv4 identification and
@@ -23,6 +28,7 @@ pcap  classic pcap of Ethernet, raw IP or Linux "any" with IPv4 UDP or TCP. A
 """
 import argparse
 import collections
+import re
 import signal
 import struct
 import sys
@@ -46,6 +52,34 @@ def read_ns3(path):
             if words[0] not in ("+", "d") or len(words) < 3 or not words[2].startswith("/NodeList/"):
                 fail(f"{path}, line {number}: expected '+', '-', 'd', 'r' or 't', a time and a path of /NodeList/")
             flows["/".join(words[2].split("/")[:5])].append("1" if words[0] == "d" else "0")
+    return flows
+
+
+def read_htsim(path):
+    """{flow: "0010..."}"""
+    flows = collections.defaultdict(list)
+    packets_seen = {}  # by flow and number: where it stands in its flow, and the places where it was since it was sent
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            words = line.split()
+            if words and not re.fullmatch(r"[0-9.]+", words[0]):
+                fail(f"{path}, line {number}: expected a time, as parse_output FILE -ascii prints it")
+            field = dict(zip(words[1::2], words[2::2]))
+            event, packet = field.get("Ev"), field.get("PktID", field.get("Seqno"))
+            if event not in ("ENQUEUE", "ARRIVE", "DROP", "TRIM", "BOUNCE") or "FlowID" not in field or not packet:
+                continue
+            if field.get("Ptype", "DATA") != "DATA":
+                continue
+            flow, place = flows[field["FlowID"]], (field.get("Type"), field.get("ID"))
+            at, places = packets_seen.get((field["FlowID"], packet), (-1, set()))
+            moves = event not in ("TRIM", "BOUNCE")  # a trimmed packet enters the same queue again
+            if at < 0 or (moves and place in places):
+                at, places = len(flow), set()
+                flow.append("0")
+                packets_seen[field["FlowID"], packet] = at, places
+            (places.add if moves else places.discard)(place)
+            if event in ("DROP", "TRIM", "BOUNCE"):
+                flow[at] = "1"
     return flows
 
 
@@ -86,15 +120,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     kinds.add_parser("ns3").add_argument("files", nargs=1, metavar="FILE")
+    kinds.add_parser("htsim").add_argument("files", nargs=1, metavar="FILE")
     kinds.add_parser("pcap").add_argument("files", nargs=2, metavar="FILE")
     arguments = parser.parse_args()
     try:
-        flows = read_ns3(*arguments.files) if arguments.kind == "ns3" else read_pcap(*arguments.files)
+        flows = {"ns3": read_ns3, "htsim": read_htsim, "pcap": read_pcap}[arguments.kind](*arguments.files)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
     if not flows:
         fail(f"{arguments.files[0]}: it has no packets")
     count, lost = sum(map(len, flows.values())), sum(flow.count("1") for flow in flows.values())
+    if lost == count:
+        fail(f"{arguments.files[-1]}: all {count} packets are lost: expected also those that arrived")
     print(f"# {arguments.kind}: {count} packets of {len(flows)} flows, {lost} lost")
     for flow in flows.values():
         text = "".join(flow)

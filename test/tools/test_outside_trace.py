@@ -18,6 +18,28 @@ r 1.2 /NodeList/1/DeviceList/1/$ns3::PointToPointNetDevice/MacRx ns3::PppHeader
 + 1.2 /NodeList/0/DeviceList/1/$ns3::PointToPointNetDevice/TxQueue/Enqueue ns3::PppHeader
 d 1.3 /NodeList/2/DeviceList/1/$ns3::PointToPointNetDevice/TxQueue/Drop ns3::PppHeader
 """
+# Two queues (3 and 5) and flows: packet 2 of flow 7 is dropped at the second queue and sent again, 4 is trimmed, and
+# flow 8 loses its only packet twice before it arrives. Sampled queues and acknowledgements do not count.
+HTSIM = """\
+0.000001000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 1
+0.000001500 ID 3 Ev SERVICE Qsize 0 FlowID 7 PktID 1
+0.000001600 ID 5 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 1
+0.000001700 Type QUEUE_APPROX ID 5 Ev RANGE LastQ 0 MinQ 0 MaxQ 9000
+0.000002000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 2
+0.000002100 ID 3 Ev DROP Qsize 9000 FlowID 8 PktID 1
+0.000002200 ID 5 Ev DROP Qsize 9000 FlowID 7 PktID 2
+0.000002200 Type TRAFFIC ID 5 Ev DROP  FlowID 7 PktID 2
+0.000003000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 3
+
+0.000004000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 2
+0.000004100 ID 3 Ev DROP Qsize 9000 FlowID 8 PktID 1
+0.000005000 ID 3 Ev TRIM Qsize 9000 FlowID 7 PktID 4
+0.000005000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 4
+0.000005100 ID 5 Ev ENQUEUE Qsize 64 FlowID 7 PktID 4
+0.000006000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 8 PktID 1
+0.000007000 Type NDPTRAFFIC ID 9 Ev DROP  FlowID 7 Ptype ACK Ackno 1 Psize FULL
+0.000008000 Type NDPTRAFFIC ID 3 Ev ARRIVE  FlowID 9 Ptype DATA Seqno 1 flag LASTDATA Psize FULL
+"""
 
 
 def convert(*words):
@@ -49,6 +71,15 @@ def test_ns3(tmp_path):
     assert digits(done) == ["010", "01"] and "5 packets of 2 flows, 40.00% lost" in done.stderr
 
 
+def test_htsim(tmp_path):
+    (tmp_path / "log.txt").write_text(HTSIM)
+    done = convert("htsim", tmp_path / "log.txt")
+    assert digits(done) == ["01001", "110", "0"] and "9 packets of 3 flows" in done.stderr
+    (tmp_path / "drops").write_text("".join(line for line in HTSIM.splitlines(True) if "DROP" in line))
+    done = convert("htsim", tmp_path / "drops")
+    assert done.returncode == 1 and "drops: all 3 packets are lost: expected also those that arrived" in done.stderr
+
+
 @pytest.mark.parametrize("order, link", [("<", 1), (">", 101), ("<", 113)])
 def test_pcap(order, link, tmp_path):
     """A packet is lost where the receiver has not seen it, also if another one has the same payload or number."""
@@ -78,6 +109,7 @@ def test_wrong_files_get_one_line(tmp_path):
     for words, says in ((("ns3", tmp_path / "bad.tr"), "bad.tr, line 1: expected '+'"),
                         (("ns3", tmp_path / "empty"), "it has no packets"),
                         (("ns3", tmp_path / "none"), "No such file"),
+                        (("htsim", tmp_path / "bad.tr"), "bad.tr, line 1: expected a time"),
                         (("pcap", tmp_path / "bad.tr", whole), "expected a pcap file"),
                         (("pcap", tmp_path / "cut", whole), "cut: it is cut off")):
         done = convert(*words)
