@@ -180,6 +180,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS) $(FLAGS)/link
 # long_path       simulates how busy links stay over long round trips; built so, too, since it has
 #                 many packets
 # bad_paths       simulates paths, peers and strangers that misbehave; built so, too
+# dark_links      simulates many ranks while some links are down; built so, too
 # thread/...      tests whose ranks are threads, with the thread sanitizer, but without OpenMP: its
 #                 library is not built for the sanitizer, which would report races in every barrier
 INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 $(DEBUG) -fno-sanitize-recover=all \
@@ -191,7 +192,7 @@ THREADED := $(BUILD)/thread/test/lossynet/test_lossynet_udp
 HAVE_CLANG := $(shell command -v clang)
 
 instrumented: $(BUILD)/round_trips $(BUILD)/late_ranks $(BUILD)/long_path $(BUILD)/bad_paths \
-              $(BUILD)/$(if $(HAVE_CLANG),fuzz,replay)_packets $(THREADED)
+              $(BUILD)/dark_links $(BUILD)/$(if $(HAVE_CLANG),fuzz,replay)_packets $(THREADED)
 
 $(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
 $(BUILD)/fuzz/%.o: %.c $(FLAGS)/instrumented
@@ -216,7 +217,8 @@ $(BUILD)/simulated/%.o: %.c $(FLAGS)/instrumented
 	@echo '  CC   $<, simulated'
 	@$(CC) $(INSTRUMENTED) -O2 -U_FORTIFY_SOURCE -include dev/simulation/threads.h -MMD -c $< -o $@
 
-SIMULATED_RANKS := $(BUILD)/late_ranks $(BUILD)/long_path $(BUILD)/bad_paths $(BUILD)/round_trips
+SIMULATED_RANKS := $(BUILD)/late_ranks $(BUILD)/long_path $(BUILD)/bad_paths $(BUILD)/round_trips \
+                   $(BUILD)/dark_links
 $(SIMULATED_RANKS): $(BUILD)/%: $(patsubst %.c,$(BUILD)/simulated/%.o,$(LOSSYNET) \
                                   dev/simulation/simulation.c) $(BUILD)/simulated/dev/simulation/%.o
 	$(call link,$(LOSSYNET_LIBS))
