@@ -406,6 +406,7 @@ struct lossynet_counters { /* packets between workers; a worker's packets to its
 
 struct lossynet_bucket { /* packets of a bucket, as in lossynet_counters */
     uint64_t expected[2], arrived[2], resent[2];
+    uint64_t late[2]; /* came after their phase, since the last call */
 };
 
 /* The same for each bucket: out[buckets]. It makes an exchange of its own. Collective. */

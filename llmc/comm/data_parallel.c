@@ -271,6 +271,7 @@ int data_parallel_log_buckets(struct data_parallel *d, struct jsonl *log, int st
             m[b].sent[phase] = of[b].expected[phase];
             m[b].lost[phase] = of[b].expected[phase] - of[b].arrived[phase];
             m[b].resent[phase] = of[b].resent[phase];
+            m[b].late[phase] = of[b].late[phase];
         }
     }
     if (!failed) metrics_log_buckets(log, step, m, n);

@@ -126,10 +126,11 @@ int metrics_log_buckets(struct jsonl *log, int step, const struct metrics_bucket
     for (int b = 0; b < buckets; b++) {
         const struct metrics_bucket *m = &bucket[b];
         json_array_append_new(
-            list, json_pack("{s:s, s:[I,I], s:[I,I], s:[I,I]}", "name", m->name, "packets",
+            list, json_pack("{s:s, s:[I,I], s:[I,I], s:[I,I], s:[I,I]}", "name", m->name, "packets",
                             (json_int_t)m->sent[0], (json_int_t)m->sent[1], "lost",
                             (json_int_t)m->lost[0], (json_int_t)m->lost[1], "resent",
-                            (json_int_t)m->resent[0], (json_int_t)m->resent[1]));
+                            (json_int_t)m->resent[0], (json_int_t)m->resent[1], "late",
+                            (json_int_t)m->late[0], (json_int_t)m->late[1]));
     }
     return jsonl_write(
         log, json_pack("{s:s, s:i, s:o}", "event", "buckets", "step", step, "buckets", list));

@@ -67,7 +67,7 @@ struct metrics_traffic { /* by phase */
 void metrics_print_traffic(const struct run_metrics *run, const struct metrics_traffic *traffic);
 struct metrics_bucket { /* packets between workers, by phase */
     char name[32];
-    uint64_t sent[2], lost[2], resent[2];
+    uint64_t sent[2], lost[2], resent[2], late[2];
 };
 int metrics_log_buckets(struct jsonl *log, int step, const struct metrics_bucket *bucket,
                         int buckets);

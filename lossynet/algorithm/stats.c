@@ -55,14 +55,19 @@ lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
         ln_log_at(&comm->resources.log, "no memory for the counts of %zu buckets", buckets);
         return LOSSYNET_NO_MEMORY;
     }
-    const lossynet_status status =
-        lossynet_all_gather(comm, comm->stats.buckets[which], all, buckets * sizeof *all);
+    /* As network events they belong to the rank; its first worker reports them. */
+    struct lossynet_bucket *mine = comm->stats.buckets[which];
+    for (int phase = 0; comm->transport && phase < 2; phase++)
+        for (int b = 0; b < comm->partition.buckets; b++)
+            ln_transport_late(comm->transport, (lossynet_phase)phase, b, &mine[b].late[phase]);
+    const lossynet_status status = lossynet_all_gather(comm, mine, all, buckets * sizeof *all);
     memset(out, 0, buckets * sizeof *out);
     for (size_t i = 0; !status && i < (size_t)comm->workers.count * buckets; i++)
         for (int phase = 0; phase < 2; phase++) {
             out[i % buckets].expected[phase] += all[i].expected[phase];
             out[i % buckets].arrived[phase] += all[i].arrived[phase];
             out[i % buckets].resent[phase] += all[i].resent[phase];
+            out[i % buckets].late[phase] += all[i].late[phase];
         }
     free(all);
     return status;

@@ -95,6 +95,7 @@ struct ln_pacing {
 
 struct ln_buckets {    /* what arrived of the present phase of a kind */
     uint32_t *missing; /* [B][N]: packets for local workers that have not come */
+    uint64_t *late;    /* [B]: DATA that came after their phase, since ln_transport_late */
     double *passed;    /* [B][N]: when a later bucket of that sender began to come; 0: not yet */
     int *reached;      /* [N]: latest bucket seen, in the phase's order */
     int *checked;      /* [B]: no more will come from senders 0 ... checked - 1 */

@@ -128,6 +128,7 @@ void ln_transport_shape(struct ln_transport *t, struct ln_pool *pool,
     for (int kind = 0; kind < 2; kind++) {
         struct ln_buckets *b = &t->phase[kind].buckets;
         POOL_TAKE(pool, b->missing, buckets * workers);
+        POOL_TAKE(pool, b->late, buckets);
         POOL_TAKE(pool, b->passed, buckets * workers);
         POOL_TAKE(pool, b->reached, workers);
         POOL_TAKE(pool, b->checked, buckets);
@@ -168,6 +169,7 @@ void ln_transport_close(struct ln_transport *t) {
         free(t->phase[kind].buckets.checked);
         free(t->phase[kind].buckets.reached);
         free(t->phase[kind].buckets.passed);
+        free(t->phase[kind].buckets.late);
         free(t->phase[kind].buckets.missing);
     }
     free(t->gathers[LOSSYNET_GATHER].kept);
@@ -212,6 +214,13 @@ void ln_transport_counters(struct ln_transport *t, uint64_t *events) {
     events[LOSSYNET_STRAGGLER] = t->receiver.stragglers;
     events[LOSSYNET_RELAYED] = t->receiver.relayed;
     events[LOSSYNET_PACE] = (uint64_t)(t->pacing.rate * 8e-3);
+    ln_threads_leave(t);
+}
+
+void ln_transport_late(struct ln_transport *t, lossynet_phase phase, int bucket, uint64_t *late) {
+    ln_threads_enter(t);
+    *late = t->phase[phase].buckets.late[bucket];
+    t->phase[phase].buckets.late[bucket] = 0;
     ln_threads_leave(t);
 }
 

@@ -215,6 +215,9 @@ bool ln_transport_has_failed(struct ln_transport *t, bool *missing);
  * the present value. */
 void ln_transport_counters(struct ln_transport *t, uint64_t *events);
 
+/* The DATA packets of a bucket that came after their phase, since the last call. */
+void ln_transport_late(struct ln_transport *t, lossynet_phase phase, int bucket, uint64_t *late);
+
 /* Sets the caller's step, which lines of the log name. */
 void ln_transport_set_step(struct ln_transport *t, uint64_t step);
 

@@ -350,6 +350,13 @@ static void test_rejected(void **state) {
         status = kind ? lossynet_broadcast_end(comm) : lossynet_reduce(comm, x, false);
         assert_int_equal(status, LOSSYNET_OK);
         assert_memory_equal(&comm->transport->receiver.rejected, &want, sizeof want);
+        for (int b = 0; b < 2; b++) { /* those of the other kind came before its phase */
+            uint64_t late;
+            ln_transport_late(comm->transport, (lossynet_phase)kind, b, &late);
+            assert_int_equal(late, b == (int)good.bucket ? 3 + (kind == 1) : 0);
+            ln_transport_late(comm->transport, (lossynet_phase)kind, b, &late);
+            assert_int_equal(late, 0);
+        }
         memset(x[1], 0, 290 * sizeof(float));
     }
     free_vectors(x);

@@ -205,6 +205,7 @@ def test_the_log_counts_packets_of_layers(data, tmp_path):
     one = train(data, tmp_path / "1", **ours)
     counted = [e["buckets"] for e in one if e["event"] == "buckets"]
     assert counted == [e["buckets"] for e in train(data, tmp_path / "2", ranks=2, **ours) if e["event"] == "buckets"]
+    assert not any(bucket["late"] != [0, 0] for buckets in counted for bucket in buckets)
     assert [bucket["name"] for bucket in counted[0]] == [f"layers.{i}" for i in (4, 3, 2, 1, 0)] + ["embed_tokens"]
     for step, buckets in zip([e for e in one if e["event"] == "step"], counted, strict=True):
         packets, lost = ([sum(b[name][phase] for b in buckets) for phase in range(2)] for name in ("packets", "lost"))

@@ -44,8 +44,10 @@ static uint64_t *reject(struct ln_transport *t, const struct wire_header *h,
     const struct ln_phase_state *phase = &t->phase[h->kind];
     const struct ln_peer *p = &t->peers[h->sender / t->shape.local];
     if ((h->index + 1 - phase->opened) % WIRE_INDICES || phase->closed == phase->opened ||
-        p->rx[h->kind].state == RX_OVER || phase->buckets.over[h->bucket])
+        p->rx[h->kind].state == RX_OVER || phase->buckets.over[h->bucket]) {
+        phase->buckets.late[h->bucket]++;
         return &rejected->late;
+    }
     return NULL;
 }
 
