@@ -25,9 +25,13 @@
  * p (1-s) s^(k-1) for k > 0. This is memoryless again; the probability of another stale step is s
  * instead of p:
  *     E A = p/(1-s),    E|A-B| = 2p/(1-s) (1 - p/(1+s)),    C(s)
- * With s = p this is the above. Where rounds go around outages, or links share a fate (all links from
- * a worker fail together, so that replicas lack the same packets), none of this holds: nothing is
- * expected then (NaN). Loss rates that differ from link to link are not modelled. p is
+ * With s = p this is the above. Bursts reach from one step into the next where they are long beside
+ * the n packets that a link has in a step. The state of a packet is then that of the same packet n
+ * places of the chain later, so that s = p + (1-p) l^n with l = 1 - 1/(MEAN (1-p)). After R rounds,
+ * each a chain of its own, a packet is stale with p^(R+1), and stays so with s^(R+1). Where rounds go
+ * around outages, links share a fate (all links from a worker fail together, so that replicas lack
+ * the same packets), or a file says what is lost, none of this holds: nothing is expected then (NaN).
+ * What a real network loses counts as if steps were independent. Loss rates that differ from link to link are not modelled. p is
  * then the mean over all links, and the expected drift is too low, because both formulas grow
  * faster than p. Over a link that is always down, ages and drift grow without bound.
  *
@@ -389,16 +393,35 @@ static double drift_of_offset(const struct ln_drift_state *drift, double p, doub
     return squares + 2 * common;
 }
 
+/* The probability that a packet which is stale, as a share p of them is, stays so in the next step. */
+static double stays_stale(const struct lossynet_comm *comm, double p) {
+    const struct ln_partition *partition = &comm->partition;
+    const double mean = comm->loss.mean_run;
+    if (comm->loss.model == LOSS_OUTAGE) return 1 - 1 / mean;
+    if (comm->loss.model != LOSS_BURST || p >= 1) return p;
+    const int draws = 1 + ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
+    const double once = pow(p, 1.0 / draws), length = fmax(-1, 1 - 1 / (mean * (1 - once)));
+    double packets = 0;
+    for (int w = 0; w < partition->workers; w++)
+        packets += (double)ln_partition_owner_packets(partition, w) / partition->workers;
+    return pow(once + (1 - once) * pow(length, round(packets)), draws);
+}
+
+/* Whether replicas grow older in a way that the formulas do not describe. */
+static bool is_unlike(const struct lossynet_comm *comm) {
+    const enum ln_loss_model model = comm->loss.model;
+    return model == LOSS_TRACE || model == LOSS_REPLAY ||
+           (model == LOSS_OUTAGE && (comm->loss.fate != FATE_LINK ||
+                                     ln_retransmission_rounds(comm, LOSSYNET_PARAMETER) > 0));
+}
+
 /* The drift that is to be expected, from what owners sent. covariance: that of fresh values. */
 static void expect(struct lossynet_comm *comm, const double covariance[LOSSYNET_RING], double p,
                    uint64_t changes, struct lossynet_drift *out) {
     struct ln_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
     const double scale = (double)comm->partition.elements / drift->samples;
-    const bool unlike =
-        comm->loss.model == LOSS_OUTAGE &&
-        (comm->loss.fate != FATE_LINK || ln_retransmission_rounds(comm, LOSSYNET_PARAMETER) > 0);
-    const double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
+    const double s = stays_stale(comm, p);
     const float *change = keep_changes(&drift->sent, changes, n);
     double of_sent[LOSSYNET_RING], rho[LOSSYNET_LAGS], offset = 0;
     if (drift->lead != 0) drift->led_until = changes + LOSSYNET_RING;
@@ -411,7 +434,7 @@ static void expect(struct lossynet_comm *comm, const double covariance[LOSSYNET_
     out->expected_owner = offset + owner_drift(p, s, scale * of_sent[0], rho, LOSSYNET_LAGS);
     out->expected_pair = pair_drift(comm->partition.groups.count, p, s, scale * of_sent[0], rho,
                                     LOSSYNET_LAGS, out->expected_owner);
-    if (unlike) out->expected_owner = out->expected_pair = NAN;
+    if (is_unlike(comm)) out->expected_owner = out->expected_pair = NAN;
 }
 
 /* How far the mean of all replicas is behind the model, along the model's last change and in units

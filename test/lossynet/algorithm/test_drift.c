@@ -91,6 +91,8 @@ struct average {
     double pair, owner, expected_pair, expected_owner, age, sigma2;
 };
 
+static int rounds; /* of retransmission */
+
 static struct average walk_in_groups(lossynet_wire_dtype wire_dtype, int workers, int group,
                                      double p, double beta, const char *model) {
     size_t elements = ELEMENTS;
@@ -99,6 +101,7 @@ static struct average walk_in_groups(lossynet_wire_dtype wire_dtype, int workers
     settings.loss.model = model;
     settings.loss.rate[LOSSYNET_GRADIENT] = 0.77; /* must not matter */
     settings.drift_samples = ELEMENTS;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = rounds;
     settings.wire_dtype = wire_dtype;
     struct lossynet_comm *comm = open_alone(&settings);
     float **x = take_vectors(workers, elements), *change = (float *)calloc(elements, sizeof(float));
@@ -205,12 +208,12 @@ static void test_walk_in_groups(void **state) {
     walk_of_groups(3, 3);
 }
 
-/* Outages of whole steps: ages and drift as drift.c derives them, E|A-B| here by summing over all
- * pairs of ages. A link's packets share their fate, so that the averages are over fewer events. */
-static void test_outages(void **state) {
-    (void)state;
+/* A packet is stale with probability p and stays so with s: ages and drift as drift.c derives them,
+ * E|A-B| here by summing over all pairs of ages. A link's packets share their fate, so that the
+ * averages are over fewer events. */
+static void walk_of_runs(const char *model, double lost, double p, double s) {
     const int n = 16;
-    const double p = 0.2, mean = 4, s = 1 - 1 / mean, beta = 0.5;
+    const double beta = 0.5;
     double pair = 0, owner = 0, variance[200] = {0};
     for (int m = 1; m < 200; m++) /* of a sum of m changes: one more, and its covariances */
         variance[m] = variance[m - 1] + 1 + 2 * beta * (1 - pow(beta, m - 1)) / (1 - beta);
@@ -221,14 +224,25 @@ static void test_outages(void **state) {
             pair += a * (j == 0 ? 1 - p : p * (1 - s) * pow(s, j - 1)) * variance[abs(i - j)];
     }
     pair = (1 - 2.0 / n) * pair + 2.0 / n * owner;
-    struct average a = walk_and_measure(n, p, beta, "outage:4");
-    print_message("outages: pair/sigma2 %.4f, by hand %.4f, expected %.4f; age %.3f of %.3f\n",
-                  a.pair / ELEMENTS, pair, a.expected_pair / ELEMENTS, a.age, p * mean);
-    within("mean age", n, p, beta, a.age, p * mean, 0.03);
+    struct average a = walk_and_measure(n, lost, beta, model);
+    print_message("%s: pair/sigma2 %.4f, by hand %.4f, expected %.4f; age %.3f of %.3f\n", model,
+                  a.pair / ELEMENTS, pair, a.expected_pair / ELEMENTS, a.age, p / (1 - s));
+    within("mean age", n, p, beta, a.age, p / (1 - s), 0.03);
     within("pair", n, p, beta, a.pair, ELEMENTS * pair, 0.03);
     within("owner", n, p, beta, a.owner, ELEMENTS * owner, 0.03);
     within("expected pair", n, p, beta, a.expected_pair, ELEMENTS * pair, 0.02);
     within("expected owner", n, p, beta, a.expected_owner, ELEMENTS * owner, 0.02);
+}
+
+/* Outages of whole steps; and bursts that reach into next steps, since a link has 16 packets. */
+static void test_outages_and_bursts(void **state) {
+    (void)state;
+    const double s = 0.2 + 0.8 * pow(1 - 1 / (32 * 0.8), 16);
+    walk_of_runs("outage:4", 0.2, 0.2, 1 - 1.0 / 4);
+    walk_of_runs("burst:32", 0.2, 0.2, s);
+    rounds = 1;
+    walk_of_runs("burst:32", 0.2, 0.2 * 0.2, s * s);
+    rounds = 0;
 }
 
 /* What is sent is rounded, and a step is a fraction of the last bit that is kept: most elements do
@@ -418,7 +432,7 @@ int main(void) {
         cmocka_unit_test(test_correlated_walk),
         cmocka_unit_test(test_three_workers),
         cmocka_unit_test(test_walk_in_groups),
-        cmocka_unit_test(test_outages),
+        cmocka_unit_test(test_outages_and_bursts),
         cmocka_unit_test(test_rounded_walk),
         cmocka_unit_test(test_lossy_is_flat),
         cmocka_unit_test(test_naive_grows),

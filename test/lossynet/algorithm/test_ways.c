@@ -202,6 +202,9 @@ static void test_plan(void **state) {
 /* Drift is expected where its assumptions hold, and nowhere else. */
 static void test_drift_says_what_it_knows(void **state) {
     (void)state;
+    char trace[] = "trace:/tmp/lossynet-test-XXXXXX";
+    FILE *file = fdopen(mkstemp(trace + strlen("trace:")), "w");
+    assert_true(file && fputs("0010\n", file) >= 0 && fclose(file) == 0);
     const struct {
         const char *model;
         int rounds;
@@ -210,6 +213,8 @@ static void test_drift_says_what_it_knows(void **state) {
                  {"outage:3", 1, false},
                  {"outage:3:sender", 0, false},
                  {"outage:3:receiver", 0, false},
+                 {trace, 0, false},
+                 {"burst:8", 1, true},
                  {"bernoulli", 1, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct lossynet_settings settings = ways_settings(cases[i].model, 0.3, cases[i].rounds);
@@ -227,6 +232,7 @@ static void test_drift_says_what_it_knows(void **state) {
         free_vectors(x);
         lossynet_close(comm);
     }
+    unlink(trace + strlen("trace:"));
 }
 
 int main(void) {
