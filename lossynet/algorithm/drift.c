@@ -30,10 +30,9 @@
  * places of the chain later, so that s = p + (1-p) l^n with l = 1 - 1/(MEAN (1-p)). After R rounds,
  * each a chain of its own, a packet is stale with p^(R+1), and stays so with s^(R+1). Where rounds go
  * around outages, links share a fate (all links from a worker fail together, so that replicas lack
- * the same packets), or a file says what is lost, none of this holds: nothing is expected then (NaN).
- * What a real network loses counts as if steps were independent. Loss rates that differ from link to link are not modelled. p is
- * then the mean over all links, and the expected drift is too low, because both formulas grow
- * faster than p. Over a link that is always down, ages and drift grow without bound.
+ * the same packets), links or tensors have rates of their own, or a file says what is lost, none of
+ * this holds: nothing is expected then (NaN). What a real network loses counts as if steps were
+ * independent and links alike. Over a link that is always down, ages and drift grow without bound.
  *
  * With a lead (lead.c) owners send s = theta + l D, where D is their last change. All of the above
  * then holds for s: sigma^2 and rho are those of the changes of s. Only the owner has theta instead,
@@ -410,7 +409,7 @@ static double stays_stale(const struct lossynet_comm *comm, double p) {
 /* Whether replicas grow older in a way that the formulas do not describe. */
 static bool is_unlike(const struct lossynet_comm *comm) {
     const enum ln_loss_model model = comm->loss.model;
-    return model == LOSS_TRACE || model == LOSS_REPLAY ||
+    return model == LOSS_TRACE || model == LOSS_REPLAY || comm->loss.at.count > 0 ||
            (model == LOSS_OUTAGE && (comm->loss.fate != FATE_LINK ||
                                      ln_retransmission_rounds(comm, LOSSYNET_PARAMETER) > 0));
 }

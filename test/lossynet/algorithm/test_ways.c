@@ -209,16 +209,19 @@ static void test_drift_says_what_it_knows(void **state) {
         const char *model;
         int rounds;
         bool known;
-    } cases[] = {{"outage:3", 0, true},
-                 {"outage:3", 1, false},
-                 {"outage:3:sender", 0, false},
-                 {"outage:3:receiver", 0, false},
-                 {trace, 0, false},
-                 {"burst:8", 1, true},
-                 {"bernoulli", 1, true}};
+        const char *at;
+    } cases[] = {{"outage:3", 0, true, NULL},
+                 {"outage:3", 1, false, NULL},
+                 {"outage:3:sender", 0, false, NULL},
+                 {"outage:3:receiver", 0, false, NULL},
+                 {trace, 0, false, NULL},
+                 {"bernoulli", 0, false, "1-2=0.5"},
+                 {"burst:8", 1, true, NULL},
+                 {"bernoulli", 1, true, NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct lossynet_settings settings = ways_settings(cases[i].model, 0.3, cases[i].rounds);
         settings.drift_samples = 50;
+        settings.loss.at = cases[i].at;
         struct lossynet_comm *comm = open_alone(&settings);
         float **x = take_vectors(WORKERS, ELEMENTS);
         struct lossynet_drift drift;
