@@ -160,6 +160,16 @@ def bad_paths(what, seed=1):
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}, done.stderr
 
 
+def dark_links(ranks, share):
+    """What dark_links prints, and the shares of gradients and parameters that were lost."""
+    done = subprocess.run([str(BUILD / "dark_links"), str(ranks), str(share), "0.2"], text=True, capture_output=True,
+                          timeout=300, check=True)
+    words = done.stdout.split()
+    second = words.pop(words.index("lost") + 2)
+    numbers = {name: float(value) for name, value in zip(words[::2], words[1::2])}
+    return numbers, [numbers.pop("lost"), float(second)]
+
+
 # The peer time-out of bad_paths, in seconds.
 BAD_PATHS_TIMEOUT = 4
 
@@ -192,6 +202,15 @@ def test_a_path_that_drops_everything_is_gone_around():
         assert 1 <= len(said.splitlines()) <= 2 and "by way of rank" in said, said
     got, _ = bad_paths("dark-switched")
     assert got["failed"] == 0 and got["lost"] < 0.1 and got["step_ms"] < 2 * before["step_ms"], (got, before)
+
+
+def test_many_ranks_while_links_are_down():
+    """A hundredth of the links is down, each for 10 s. A step waits until new ones are noticed, most wait for none;
+    hardly anything is lost or old, and a second hop adds few bytes."""
+    none, some = ({**numbers, "lost": lost} for numbers, lost in (dark_links(16, share) for share in (0, 0.01)))
+    assert none["lost"] == [0, 0] and none["relayed"] == none["oldest"] == 0
+    assert some["relayed"] > 0.005 and max(some["lost"]) < 0.002 and some["oldest"] <= 2 and some["age999"] <= 1, some
+    assert some["p50_ms"] < 3 * none["p50_ms"] and some["longest_ms"] < 300 and some["mbytes"] < 1.1 * none["mbytes"], some
 
 
 def test_a_forged_leave():
