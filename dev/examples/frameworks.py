@@ -51,6 +51,7 @@ def plain(model):
             model(**batch)["loss"].backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
+            optimizer.zero_grad()
     return optimizer
 
 

@@ -84,6 +84,7 @@ def main():
         loss = model(*batch(train, 8, 128, generator))
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         schedule.step()
         if rank == 0 and (step + 1) % 20 == 0:
             report = optimizer.report()

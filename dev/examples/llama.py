@@ -45,6 +45,7 @@ def main():
         loss = model(rows, labels=rows).loss
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         if rank == 0 and (step + 1) % 10 == 0:
             lost = optimizer.report()["lost"]
             print(f"step {step + 1}: loss {loss.item():.3f}, lost {lost[0]:.1%} and {lost[1]:.1%}", flush=True)

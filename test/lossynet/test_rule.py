@@ -159,6 +159,7 @@ def train(**given):
         loss = model(torch.randn(16, 64)).square().mean()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.item())
     optimizer.synchronize()
     report = optimizer.report()

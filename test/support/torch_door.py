@@ -297,6 +297,130 @@ def statistics_of_batches(make, rank):
     return result(inner)
 
 
+def head_alone(make, rank):
+    """The optimizer is not given the model; layers and buffers of each rank's own come from rank 0 nevertheless."""
+    inner = Noisy(seed=rank)
+    if make.ours:
+        model, optimizer = inner, make.optimizer([{"params": inner.last.parameters()}], SGD, lr=0.1)
+    else:
+        model, optimizer = DDP(inner, find_unused_parameters=True), SGD(inner.last.parameters(), lr=0.1)
+    for step in range(4):
+        inner.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+    return result(inner)
+
+
+def passes_of_a_step(make, rank):
+    """Two forward passes of a step, after which a rank's statistics are not those of rank 0."""
+    inner = Noisy(seed=0)
+    model, optimizer = make(inner, SGD, lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        (loss_of(model, 2 * step, rank) + loss_of(model, 2 * step + 1, rank)).backward()
+        optimizer.step()
+    return result(inner)
+
+
+class Centred(nn.Module):
+    """Its buffer is another tensor after each forward pass, and one is written through .data."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("book", torch.ones(5))
+
+    def forward(self, x):
+        y = self.inner(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        self.book.data.mul_(0.9).add_(0.1 * y.detach().mean(0))
+        return y - self.mean - self.book.clone()
+
+
+def buffers_replaced(make, rank):
+    inner = Centred()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank)
+    return result(inner)
+
+
+def kept_apart(make, rank):
+    """Micro-batches within no_sync(), more of them on one rank than on the other."""
+    inner = net()
+    model, optimizer = make(inner, ADAMW, lr=1e-2)
+    no_sync = (optimizer if make.ours else model).no_sync
+    for step in range(4):
+        optimizer.zero_grad()
+        with no_sync():
+            for part in range(rank + 1):
+                loss_of(model, 9 * step + part, rank).backward()
+        loss_of(model, 9 * step + 8, rank).backward()
+        optimizer.step()
+    return result(inner)
+
+
+class Shrinks(nn.Linear):
+    """Writes its weight in each forward pass from a step on."""
+    first = 0
+
+    def forward(self, x):
+        if self.first <= 0:
+            with torch.no_grad():
+                self.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def shrinks(first):
+    def case(make, rank):
+        torch.manual_seed(0)
+        inner = nn.Sequential(Shrinks(20, 400), nn.Tanh(), Shrinks(400, 400), nn.Tanh(), Shrinks(400, 5))
+        model, optimizer = make(inner, SGD, lr=0.1, **({"bucket_mb": 0.1} if make.ours else {}))
+        for step in range(7):
+            inner[0].first = inner[2].first = inner[4].first = first - step
+            loop(model, optimizer, rank, steps=1)
+        return result(inner)
+    return case
+
+
+def frozen_in_turn(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    for step in range(6):
+        inner[0].requires_grad_(step % 2 == 0)
+        loop(model, optimizer, rank, steps=1)
+    return result(inner)
+
+
+def zero_as_of_old(inner, _step):
+    for p in inner.parameters():
+        p.grad.detach_()
+    torch._foreach_zero_([p.grad for p in inner.parameters()])
+
+
+def other_defaults(make, rank):
+    inner = net()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            model, optimizer = make(inner, ADAMW, lr=1e-2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    loop(model, optimizer, rank)
+    return result(inner)
+
+
+def compiled_step(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    step = torch.compile(lambda: optimizer.step(), backend="eager") if make.ours else optimizer.step
+    for number in range(3):
+        optimizer.zero_grad()
+        loss_of(model, number, rank).backward()
+        step()
+    return result(inner)
+
+
 def adversaries(make, rank):
     torch.manual_seed(0)
     maker, judge = nn.Linear(8, 20), nn.Linear(20, 1)
@@ -325,6 +449,7 @@ def goes_on_after_nan(make, rank):
             optimizer.step()
         except FloatingPointError:
             caught += 1
+        optimizer.zero_grad()
     return {"caught": torch.tensor(float(caught if make.ours else 1)),
             "finite": torch.tensor([float(p.isfinite().all()) for p in inner.parameters()])}
 
@@ -339,6 +464,34 @@ def refused(body):
         body(make, rank)
         return {"nothing was refused": torch.ones(1)}
     return case
+
+
+def in_loop(after=None, **given):
+    """A loop in which the script does what is refused."""
+    @refused
+    def case(make, rank):
+        inner = net()
+        model, optimizer = make(inner, SGD, lr=0.1)
+        loop(model, optimizer, rank, after=lambda _step: after and after(inner, optimizer), **given)
+    return case
+
+
+@refused
+def beside_another_optimizer(make, rank):
+    """Of one that does not average, or of clipping by gradients that nobody averages."""
+    inner = net()
+    optimizer, other = make.optimizer(inner[4].parameters(), SGD, lr=0.1), SGD(inner[:4].parameters(), lr=0.1)
+    loop(inner, optimizer, rank, steps=1)
+    other.step()
+
+
+@refused
+def never_synchronized(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    with optimizer.no_sync():
+        loss_of(model, 0, rank).backward()
+    optimizer.step()
 
 
 def with_optimizer(optimizer_class, **settings):
@@ -432,13 +585,6 @@ def two_optimizers(make, _rank):
 
 
 @refused
-def other_layers_of_own_seed(make, rank):
-    inner = Noisy(seed=rank)
-    optimizer = make.optimizer([{"params": inner.last.parameters()}], SGD, lr=0.1)
-    loop(inner, optimizer, rank)
-
-
-@refused
 def kept_gradient(make, rank):
     inner = net()
     model, optimizer = make(inner, SGD, lr=0.1)
@@ -490,13 +636,20 @@ TABLE = {
     "p.data.clamp_": clamped_weights, "views kept": views_that_were_kept,
     "vector_to_parameters": weights_from_a_vector, "frozen later": frozen_later,
     "unused experts": unused_experts, "all from rank 0": all_from_rank_0, "BatchNorm": statistics_of_batches,
+    "head alone": head_alone, "BatchNorm, two passes": passes_of_a_step, "buffers replaced": buffers_replaced,
+    "no_sync, uneven": kept_apart, "written in forward": shrinks(0), "frozen in turn": frozen_in_turn,
+    "p.grad zeroed": changes_gradients(zero_as_of_old), "other defaults": other_defaults, "compiled step": compiled_step,
+    "written in forward later": refused(shrinks(4)), "no zero_grad": in_loop(zero=False),
+    "step() twice, one gradient": in_loop(lambda _inner, optimizer: optimizer.step()),
+    "p.grad after step()": in_loop(lambda inner, _optimizer: inner[0].weight.grad.norm()),
+    "another optimizer": beside_another_optimizer, "no_sync alone": never_synchronized,
     "GAN": adversaries, "NaN, caught": goes_on_after_nan,
     "Adafactor": with_optimizer(torch.optim.Adafactor), "LBFGS": with_optimizer(torch.optim.LBFGS),
     "Lars": with_optimizer(Lars), "SparseAdam": with_optimizer(torch.optim.SparseAdam), "DDP": left_in_ddp,
     "float64": double, "bfloat16 later": converted_later, "channels_last later": other_strides_later,
     "loaded into bfloat16": loaded_into_bfloat16, "sparse": sparse, "unfrozen later": unfrozen_later,
     "state.clear": states_cleared, "param_groups": groups_changed, "two optimizers": two_optimizers,
-    "other layers": other_layers_of_own_seed, "kept gradient": kept_gradient, "after close()": after_close,
+    "kept gradient": kept_gradient, "after close()": after_close,
     "state_dict() alone": alone(lambda optimizer: optimizer.state_dict()), "model() alone": alone(enters_model),
 }
 

@@ -71,6 +71,7 @@ def like_one_process(rank, ranks):
             loss_of(model, 2 * step, rank).backward()
         loss_of(model, 2 * step + 1, rank).backward()
         optimizer.step()
+        optimizer.zero_grad()
         reference.zero_grad()
         for number in (2 * step, 2 * step + 1):
             sum(loss_of(alone, number, other) / ranks for other in range(ranks)).backward()
@@ -121,6 +122,7 @@ def odd_parameters(rank, ranks):
     for step in range(6):
         loss_of(model, step, rank).backward()
         optimizer.step()
+        optimizer.zero_grad()
         reference.zero_grad()
         sum(loss_of(alone, step, other) / ranks for other in range(ranks)).backward()
         reference.step()
@@ -138,6 +140,7 @@ def lossy(rank, _ranks):
         losses.append(loss.item())
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         reports.append(optimizer.report())
     optimizer.synchronize()
     replica = [p.detach().clone() for p in model.parameters()]
@@ -155,6 +158,7 @@ def continue_run(rank, _ranks):
         for step in steps:
             loss_of(model, step, rank).backward()
             optimizer.step()
+            optimizer.zero_grad()
 
     options = {"loss_rate": 0.2, "packet_bytes": 256}
     whole = net(0)
@@ -197,6 +201,7 @@ def bf16_and_compile(rank, _ranks):
         inputs, targets = batch(step, rank)
         ((model(inputs.bfloat16()).float() - targets) ** 2).mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
     optimizer.synchronize()
     moved = difference([p.float() for p in model.parameters()], [p.float() for p in before])
     masters = max((piece.detach() - piece.detach().bfloat16().float()).abs().max().item()
@@ -210,6 +215,7 @@ def bf16_and_compile(rank, _ranks):
         for step in range(4):
             loss_of(run, step, rank).backward()
             optimizer.step()
+            optimizer.zero_grad()
         optimizer.synchronize()
         results.append(optimizer._overlaps)
         optimizer.close()
@@ -252,6 +258,7 @@ def killed(rank, _ranks):
         try:
             loss_of(model, step, rank).backward()
             optimizer.step()
+            optimizer.zero_grad()
         except LossynetError as error:
             return {"said": str(error), "seconds": time.monotonic() - start, "step": step}
     return None
@@ -319,6 +326,7 @@ def same_training(rank, ranks):
         losses.append(loss.item())
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         reports.append(optimizer.report())
     optimizer.synchronize()
     return {"losses": losses, "reports": reports[1:] + [optimizer.report()]}

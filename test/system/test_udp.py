@@ -363,6 +363,7 @@ steps = []
 for step in range(40):
     model(torch.randn(4, 200)).square().mean().backward()
     optimizer.step()
+    optimizer.zero_grad()
     if step:
         steps.append(optimizer.report())
 if rank == 0:

@@ -2,18 +2,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from ._library import LossynetError, World
-from .comm import Comm, gather_at_start
+from . import _touch
+from ._library import LossynetError
+from .comm import Comm
 
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # each averages, too
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_CHECKED_STEPS = 2  # in so many first steps contents tell which buffers change; later their versions do
+CHECKED_STEPS = 2  # in so many first steps contents tell what the script changes; later versions do
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -65,7 +66,7 @@ def check_elementwise(optimizer_class: Any, groups: list[dict[str, Any]], keywor
 
 def _try_parts(optimizer_class: Any, given: dict[str, Any], shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)
-    start, *gradients = (torch.randn(shape, generator=generator) for _ in range(4))
+    start, *gradients = (torch.randn(shape, generator=generator, device="cpu") for _ in range(4))
     name, why = getattr(optimizer_class, "__name__", str(optimizer_class)), ""
     whole = torch.nn.Parameter(start.clone())
     optimizer = optimizer_class([whole], **given)  # with its own words about wrong keywords
@@ -88,35 +89,34 @@ def _try_parts(optimizer_class: Any, given: dict[str, Any], shape: tuple[int, ..
                          f"Adam, SGD, RMSprop or Adagrad, since every rank owns 1/N of the elements ({why})")
 
 
-def same_model(world: World, trained: Named, buckets: Iterable[int], others: Named) -> None:
-    """Raises LossynetError, on all ranks, if a rank has another model than rank 0."""
-    every = [*trained, *others]
-    texts = [f"{name} {tuple(t.shape)} {t.dtype} {bucket}"
-             for (name, t), bucket in zip(every, [*buckets, *(-1 for _ in others)])]
+def same_model(gather: Callable[[bytes], list[bytes]], rank: int, every: Named) -> None:
+    """Raises LossynetError, on all ranks, if a rank has another model than rank 0. gather: the bytes of all ranks."""
+    texts = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in every]
     digests = np.frombuffer(b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts), np.uint64)
-    elements = sum(t.numel() for _, t in every)
-    mine = np.array([len(every), elements], np.uint64)
-    for rank, part in enumerate(gathered := gather_at_start(world, mine.tobytes())):
-        theirs, first = np.frombuffer(part, np.uint64), np.frombuffer(gathered[0], np.uint64)
-        if theirs[0] != first[0]:
-            raise LossynetError(f"rank {rank} has another model than rank 0: {theirs[0]} parameters with "
-                                f"{theirs[1]} elements, rank 0 has {first[0]} with {first[1]}: expected "
-                                "the same model on all ranks")
-    parts = [np.frombuffer(part, np.uint64) for part in gather_at_start(world, digests.tobytes())]
-    for rank, theirs in enumerate(parts):
+    counts = [np.frombuffer(each, np.uint64).tolist() for each in
+              gather(np.array([len(every), sum(t.numel() for _, t in every)], np.uint64).tobytes())]
+    for other, (tensors, elements) in enumerate(counts):
+        if tensors != counts[0][0]:
+            raise LossynetError(f"rank {other} has another model than rank 0: {tensors} parameters with {elements} "
+                                f"elements, rank 0 has {counts[0][0]} with {counts[0][1]}: expected the same model on "
+                                "all ranks")
+    parts = [np.frombuffer(part, np.uint64) for part in gather(digests.tobytes())] if every else []
+    for other, theirs in enumerate(parts):
         for number in np.flatnonzero(theirs != parts[0])[:1]:
             name, tensor = every[number]
-            raise LossynetError(f"rank {rank} has another model than rank 0: parameter {number} of the vector "
-                                f"differs; on rank {world.rank} it is {name or 'one'} of shape "
-                                f"{tuple(tensor.shape)}: expected the same names, shapes and types on all ranks")
+            raise LossynetError(f"rank {other} has another model than rank 0: parameter {number} of the vector "
+                                f"differs; on rank {rank} it is {name} of shape {tuple(tensor.shape)}: expected the "
+                                "same names, shapes and types on all ranks")
 
 
 # ---- what is not trained: frozen parameters and buffers
 
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).contiguous().reshape(-1)
-    return flat.view(torch.uint8)
+    return _real(tensor).contiguous().reshape(-1).view(torch.uint8)
 
 
 def _checksum(tensor: torch.Tensor) -> int:
@@ -124,89 +124,83 @@ def _checksum(tensor: torch.Tensor) -> int:
     return int((flat.view(torch.int32) if flat.numel() % 4 == 0 else flat).sum(dtype=torch.int64))
 
 
-def _write(tensor: torch.Tensor, content: torch.Tensor) -> None:
-    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    with torch.no_grad():
-        real.copy_(content.view(real.dtype).view(real.shape))
+def _refuse(gradient: _touch.Sent) -> Any:
+    raise RuntimeError(f"lossynet: the gradient of a parameter of shape {tuple(gradient.shape)} is used, which no "
+                       "ShardedOptimizer has, so that no ranks average it: expected it among the optimizer's "
+                       "parameters, or requires_grad_(False)")
+
+
+def _mark(parameter: torch.nn.Parameter) -> None:
+    if id(parameter) not in _touch.OWNERS and not isinstance(parameter.grad, _touch.Sent):
+        parameter.grad = _touch.sent(parameter.grad, parameter, _refuse)
 
 
 class Others:
-    """The frozen parameters and the buffers of a model. They come from rank 0 at the start. Buffers that change come
-    from rank 0 again after each step, and are there in the next forward pass, as with DistributedDataParallel."""
+    """What a model has besides the parameters that are trained. All of it comes from rank 0 at the start. Buffers
+    that change come from there again, as with DistributedDataParallel. A unit is a module that has buffers."""
 
-    def __init__(self, trained: set[int]):
-        self._trained = trained
+    def __init__(self, frozen: Named):
+        self.frozen, self.hooks = frozen, []
         self.covered: set[torch.nn.Module] = set()
-        self.frozen: Named = []
-        self.units: list[list[torch.Tensor]] = []  # the buffers of a module
-        self.agreed = False  # all ranks have the same units
-        self.digest = 0  # of what was not given to the optimizer, before the first step; 0: nothing
-        self._sums: list[list[int]] = []
-        self._always = np.zeros(0, bool)
+        self.units: list[torch.nn.Module] = []
+        self.moving = np.zeros(0, bool)  # of each unit, whether it has changed since the start, on any rank
+        self._facts: list[list[Any]] = []
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._steps = 0
 
-    def cover(self, module: torch.nn.Module) -> None:
-        """Takes in all of a module that is not known yet."""
-        known = self._trained | {id(t) for _, t in self.frozen} | {id(t) for unit in self.units for t in unit}
-        for each in module.modules():
-            if each in self.covered:
-                continue
-            self.covered.add(each)
-            for name, parameter in each.named_parameters(recurse=False):
-                if id(parameter) not in known and not torch.nn.parameter.is_lazy(parameter):
-                    self.frozen.append((name, parameter))
-                    known.add(id(parameter))
-            unit = [b for b in each.buffers(recurse=False) if id(b) not in known and b.layout == torch.strided]
-            known.update(map(id, unit))
-            if unit:
-                self.units.append(unit)
-        self._sums = [self._facts(unit, True) for unit in self.units]
-        self._always = np.zeros(len(self.units), bool)
+    def cover(self, module: torch.nn.Module) -> Named:
+        """Takes in a module. Returns what of it was not known."""
+        known, new = {id(p) for _, p in self.frozen} | _touch.OWNERS.keys(), []
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in known and not torch.nn.parameter.is_lazy(parameter):
+                new.append((name, parameter))
+                if parameter.requires_grad:
+                    self.hooks.append(parameter.register_post_accumulate_grad_hook(_mark))
+        units = [each for each in module.modules() if each not in self.covered and _buffers(each)]
+        self.frozen += new
+        self.units += units
+        self.moving = np.zeros(len(self.units), bool)
+        self.covered.update(module.modules())
+        return [*new, *(("buffer", b) for unit in units for b in _buffers(unit))]
 
-    def everything(self) -> Named:
-        return [*self.frozen, *(("buffer", b) for unit in self.units for b in unit)]
-
-    def take_digest(self) -> None:
-        text = " ".join(f"{tuple(t.shape)} {t.dtype} {_checksum(t)}" for _, t in self.everything())
-        self.digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
-
-    def spread(self, comm: Comm) -> None:
-        """All of it comes from rank 0. Collective."""
-        for _, tensor in self.everything():
+    def spread(self, comm: Comm, tensors: Named) -> None:
+        """Rank 0's contents come to all ranks. Collective."""
+        for _, tensor in tensors:
             content = _bytes(tensor).cpu().numpy().copy()
             comm.spread_bytes(content)
-            if comm.rank:
-                _write(tensor, torch.from_numpy(content))
-        self._sums = [self._facts(unit, True) for unit in self.units]
+            _write(tensor, torch.from_numpy(content))
+        self._facts = [_facts(unit, True) for unit in self.units]
 
-    def _facts(self, unit: list[torch.Tensor], contents: bool) -> list[int]:
-        return [b._version for b in unit] + ([_checksum(b) for b in unit] if contents else [])
+    def changed(self, contents: bool) -> list[bool]:
+        """Of each unit, whether it has changed since the start. contents: looks at all elements, too."""
+        return [bool(moved) or _facts(unit, contents) != (facts if contents else [fact[:2] for fact in facts])
+                for unit, facts, moved in zip(self.units, self._facts, self.moving)]
 
-    def changed(self) -> np.ndarray:
-        """Of each unit, whether it has changed since it was last asked."""
-        changed = self._always.copy()
-        for number, unit in enumerate(self.units):
-            if not changed[number]:
-                facts = self._facts(unit, self._steps < _CHECKED_STEPS)
-                before, self._sums[number] = self._sums[number], facts
-                changed[number] = before[:len(facts)] != facts
-                self._always[number] = changed[number] and self._steps < _CHECKED_STEPS
-        self._steps += 1
-        return changed
-
-    def send(self, comm: Comm, numbers: Iterable[int]) -> None:
-        """Rank 0's units leave for the other ranks, which show them in the next forward pass. Collective."""
-        buffers = [b for number in numbers for b in self.units[number]]
-        contents = [_bytes(b).cpu() for b in buffers]
-        whole = torch.cat(contents).numpy()
-        comm.spread_bytes(whole)
-        parts = torch.from_numpy(whole).split([part.numel() for part in contents])
-        self._pending = list(zip(buffers, (part.clone() for part in parts))) if comm.rank else []
+    def send(self, comm: Comm, which: np.ndarray) -> None:
+        """Rank 0's units leave for the other ranks, where ``show`` shows them. Collective."""
+        buffers = [b for number in np.flatnonzero(which) for b in _buffers(self.units[number])]
+        if buffers:
+            contents = [_bytes(b).cpu() for b in buffers]
+            whole = torch.cat(contents).numpy()
+            comm.spread_bytes(whole)
+            parts = torch.from_numpy(whole).split([part.numel() for part in contents])
+            self._pending = list(zip(buffers, parts)) if comm.rank else []
 
     def show(self) -> None:
         for buffer, content in self._pending:
             _write(buffer, content)
-        if self._pending:
-            self._pending = []
-            self._sums = [self._facts(unit, self._steps < _CHECKED_STEPS) for unit in self.units]
+        self._pending = []
+
+
+def _buffers(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [b for b in module.buffers(recurse=False) if b.layout == torch.strided]
+
+
+def _facts(unit: torch.nn.Module, contents: bool) -> list[tuple[int, ...]]:
+    return [(id(b), b._version, *([_checksum(b)] if contents else [])) for b in _buffers(unit)]
+
+
+@torch.no_grad()
+def _write(tensor: torch.Tensor, content: torch.Tensor) -> None:
+    real = _real(tensor)
+    with torch.autograd._unsafe_preserve_version_counter(tensor):  # an earlier pass may have kept it for backward
+        real.copy_(content.clone().view(real.dtype).view(real.shape))

@@ -72,6 +72,7 @@ class Saved:
         """Loads ``state_dict()`` of the same rank of as many, before the first step, or
         ``gathered_state_dict()``. Load the model before. ValueError: it does not fit."""
         self._adopt(loads=True)
+        self._sum = None
         if "lossynet" in state_dict:
             self._load_shards(state_dict)
         else:

@@ -16,15 +16,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 # What may be asked without a look at the elements.
-_FACTS = {"grad", "grad=", "requires_grad", "requires_grad=", "requires_grad_", "is_leaf", "grad_fn", "shape", "dtype",
-          "device", "layout", "ndim", "_version", "is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized",
-          "is_mkldnn", "size", "dim", "numel", "nelement", "stride", "element_size", "itemsize", "nbytes", "names",
-          "is_floating_point", "is_complex", "is_contiguous", "__hash__", "__len__", "register_hook",
-          "register_post_accumulate_grad_hook", "_backward_hooks", "_backward_hooks=", "retain_grad", "detach_",
-          "is_shared", "_post_accumulate_grad_hooks", "output_nr", "retains_grad"}
+_FACTS = {"grad", "grad=", "requires_grad", "requires_grad=", "requires_grad_", "is_leaf", "grad_fn", "shape",
+          "dtype", "device", "layout", "ndim", "_version", "is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse",
+          "is_quantized", "is_mkldnn", "size", "dim", "numel", "nelement", "stride", "element_size", "itemsize",
+          "nbytes", "names", "is_floating_point", "is_complex", "is_contiguous", "__hash__", "__len__",
+          "register_hook", "register_post_accumulate_grad_hook", "_backward_hooks", "_backward_hooks=", "retain_grad",
+          "_has_compatible_shallow_copy_type", "is_shared", "zeros_like", "ones_like", "empty_like",
+          "_post_accumulate_grad_hooks", "output_nr", "retains_grad"}
 # What gives access to the memory itself.
 _MEMORY = {"data", "data=", "detach", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__",
            "set_", "share_memory_"}
+_CONVERSIONS = {"cpu", "cuda", "to", "float", "half", "bfloat16", "double", "data="}
 OWNERS: dict[int, Any] = {}  # by the id of a parameter: the optimizer that moves it
 
 
@@ -77,8 +79,9 @@ def arrive(parameter: Any, whole: bool) -> None:
 
 
 class Sent(torch.Tensor):
-    """This rank's gradient of a parameter, which ``step()`` averages."""
+    """This rank's gradient of a parameter, which ``step()`` averages. spent: nobody may use it any more."""
     parameter: torch.nn.Parameter
+    spent = False
     touched: Callable[[Sent], torch.Tensor]  # averages, and returns what takes its place
 
     @classmethod
@@ -86,14 +89,29 @@ class Sent(torch.Tensor):
         name = _name(function)
         if name in _FACTS:
             return _plainly(function, args, kwargs)
-        if name == "zero_" and args[0].parameter.grad is args[0]:  # as zero_grad(set_to_none=False) does
-            args[0].parameter.grad = zeros = torch.zeros(args[0].shape, dtype=args[0].dtype, device=args[0].device)
-            return zeros
+        if name == "detach_":
+            return args[0]
+        if name in _CONVERSIONS and getattr(args[0], "spent", False):  # as model.to(...) does after training
+            return None if name == "data=" else spend(_plainly(function, args, kwargs), args[0])
+        if name in ("zero_", "_foreach_zero_"):  # as zero_grad(set_to_none=False) does
+            args = pytree.tree_map(lambda a: _zeros(a) if isinstance(a, Sent) and a.parameter.grad is a else a, args)
         args, kwargs = pytree.tree_map(lambda a: a.touched(a) if isinstance(a, Sent) else a, (args, kwargs or {}))
         return function(*args, **kwargs)
+
+
+def _zeros(gradient: Sent) -> torch.Tensor:
+    gradient.parameter.grad = zeros = torch.zeros_like(gradient)
+    return zeros
 
 
 def sent(gradient: torch.Tensor, parameter: torch.nn.Parameter, touched: Callable[[Sent], torch.Tensor]) -> Sent:
     marked = gradient.detach().as_subclass(Sent)
     marked.parameter, marked.touched = parameter, touched
     return marked
+
+
+def spend(gradient: torch.Tensor, of: Sent) -> Sent:
+    if not isinstance(gradient, Sent):
+        gradient = sent(gradient, of.parameter, of.touched)
+    gradient.spent = True
+    return gradient

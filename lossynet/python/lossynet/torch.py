@@ -22,6 +22,7 @@ from float32 in the host's memory, which is pinned for GPUs; their masters are f
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -35,7 +36,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from . import _model, _state, _touch
 from ._library import LossynetError, NotFinite, get
-from .comm import Comm, Place, meet, options
+from .comm import Comm, Place, gather_at_start, meet, options
 from .rule import Rule
 
 
@@ -112,15 +113,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         _model.check_parameters([(entry.name, entry.parameter) for entry in self._entries])
         self._frozen = [p for p in every if id(p) not in self._of]
         self._groups = [list(map(id, group["params"])) for group in self.param_groups]
-        self._others = _model.Others(set(self._of))
-        self._others.frozen = [("frozen", p) for p in self._frozen]
+        self._others = _model.Others([("frozen", p) for p in self._frozen])
         if model is not None:
             _model.check_wrapper(model)
-            self._others.cover(model)
         world = meet(Place.of(rank, ranks, address), timeout)
         try:
-            _model.same_model(world, [(entry.name, entry.parameter) for entry in self._entries],
-                              [entry.bucket for entry in self._entries], self._others.everything())
+            _model.same_model(functools.partial(gather_at_start, world), world.rank,
+                              [(entry.name or "one", entry.parameter) for entry in self._entries])
         except LossynetError:
             get("rendezvous_close", world)
             raise
@@ -129,8 +128,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._transforms = rule is not None and type(rule).send is not Rule.send
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords)
-        self._others.spread(self.comm)
-        self._others.agreed = model is not None
         self._process = os.getpid()
         self._steps = 0  # that step() has begun to broadcast
         self._step_begun = -1
@@ -139,6 +136,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._events: dict[int, torch.cuda.Event] = {}  # of buckets: the copy from a GPU is complete
         self._norm, self._report = 0.0, {}
         self._not_finite: NotFinite | None = None  # what no receiver took in this step
+        self._unsent = False  # the last gradients came within no_sync()
+        self._sending = False  # parameters, while the script goes on
+        self._sum: int | None = None  # of the parameters as the last of the first steps left them
         self._next = 0  # the first bucket that has not been sent in this step
         self._witness: _Entry | None = None  # whose gradient was the first to become final
         self._of_bucket: list[list[_Entry]] = [[] for _ in sizes]
@@ -148,11 +148,16 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._arriving = [False] * len(sizes)
         self._hooked = self._overlaps = False  # a module has called hooks since the last step; before it
         self._modules: dict[torch.nn.Module, list[int]] = {}  # the buckets that a module waits for
+        self._root: torch.nn.Module | None = None  # whose forward passes count for buffers
+        self._fresh = self._syncs = True  # no such pass has been made since buffers came; its buffers come from rank 0
         self._hooks = [entry.parameter.register_post_accumulate_grad_hook(self._gradient_final)
                        for entry in self._entries]
         self._hooks.append(register_module_forward_pre_hook(self._before_forward))
         _touch.OWNERS.update((id(entry.parameter), self) for entry in self._entries)
         self.state = _NoState(dict)
+        self._others.spread(self.comm, self._others.frozen)
+        if model is not None:
+            self._cover(model)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "state" and isinstance(self.__dict__.get("state"), _NoState):
@@ -191,9 +196,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise ValueError(f"lossynet: parameters on {sorted(map(str, devices))}: expected the CPU, or one GPU "
                              "per rank")
         self._stream = torch.cuda.Stream(devices.pop()) if devices else None
-        pinned = self._stream is not None
-        self._values = torch.empty(elements, pin_memory=pinned)
-        self._gradients = torch.zeros(elements, pin_memory=pinned)
+        host = {"dtype": torch.float32, "device": "cpu", "pin_memory": self._stream is not None}
+        self._values, self._gradients = torch.empty(elements, **host), torch.zeros(elements, **host)
         self._ahead: torch.Tensor | None = None
         memory = self._values.numpy()
         for entry in self._entries:
@@ -260,9 +264,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                "in nn.Embedding")
         if parameter.dtype != entry.dtype or parameter.device != entry.device:
             self._refuse_conversion(entry)
+        if getattr(parameter.grad, "spent", False):
+            return  # that of an earlier step, to which backward() has added: step() refuses
         if self._begun and (entry.final or self._is_dropped()):
             self._start_anew()
-        self._averaged = False
+        self._averaged, self._unsent = False, not self._sync
         if entry.direct:
             self._collect(entry)
         if not self._sync:
@@ -308,15 +314,15 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _touched(self, gradient: _touch.Sent) -> torch.Tensor:
         """A script uses p.grad: from now on it is the average of all ranks. Returns it."""
         parameter = gradient.parameter
-        if parameter.grad is gradient:
+        entry = self._of[id(parameter)]
+        if parameter.grad is gradient and not gradient.spent:
             if torch._C._current_graph_task_id() >= 0:
                 raise RuntimeError("lossynet: p.grad is used during backward(): expected the hook to be registered "
                                    "before ShardedOptimizer is made, or Tensor.register_hook")
             self._average()
-        entry = self._of[id(parameter)]
         if entry.sent is not gradient or parameter.grad is None or parameter.grad is gradient:
             raise RuntimeError("lossynet: a gradient from before zero_grad() or step() is used: expected "
-                               "p.grad.clone() before")
+                               "p.grad.clone() before, and the use of p.grad before step()")
         return parameter.grad
 
     @torch.no_grad()
@@ -364,6 +370,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     # ---- step
 
+    @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Averages, updates and begins to broadcast. Collective. Returns the closure's result.
@@ -379,16 +386,21 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         every = self._gradients_of_step()
         norm = math.sqrt(every["squares"].sum())
         used = every["used"].any(axis=0)
-        self._forget_gradients()
-        if used.any() and (self._not_finite or not math.isfinite(norm)):
+        failed = used.any() and (self._not_finite or not math.isfinite(norm))
+        self._end_gradients(keep=not failed)
+        if failed:
             raise FloatingPointError(f"lossynet: step {self._steps}: {self._not_finite or f'the norm is {norm}'}: "
                                      "expected finite gradients; the parameters are those of the step before; a loop "
                                      "that catches this on every rank can go on")
         self._norm = self.comm.norm = norm
         self._adopt()
+        if self._sum is not None and self._sum != self._checksum():
+            self._overlap = False  # the script writes parameters outside step(), perhaps while they would be sent
+        self._sum = None
         self._update(norm, used)
-        self._share_buffers(every)
-        self._broadcasting = True
+        self._others.moving |= every["changed"].any(axis=0)
+        self._others.send(self.comm, self._others.moving)
+        self._fresh, self._broadcasting = True, True
         self._steps += 1
         self._begin_broadcast()
         return loss
@@ -401,6 +413,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise RuntimeError("lossynet: a parameter requires a gradient that did not at construction: expected "
                                "requires_grad_(True) before ShardedOptimizer is made, or close() and a new one; what "
                                "is frozen later is left alone")
+        for entry in self._entries:
+            if getattr(entry.parameter.grad, "spent", False):
+                raise RuntimeError(f"lossynet: {entry.words} has the gradient of an earlier step: expected "
+                                   "optimizer.zero_grad() between step() and backward(), and one step() for it")
+        if self._unsent and not self._begun and any(entry.parameter.grad is not None for entry in self._entries):
+            raise RuntimeError("lossynet: the last backward() before step() was within no_sync(): expected it outside, "
+                               "so that its gradients are averaged")
 
     def _gradients_of_step(self) -> dict[str, np.ndarray]:
         """Lets the gradients of this step be averaged at their owners, and returns the records of all ranks."""
@@ -428,30 +447,33 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         else:
             entry.gradient.copy_(gradient)
 
-    def _forget_gradients(self) -> None:
-        self._averaged = False
+    def _end_gradients(self, keep: bool) -> None:
+        """p.grad is then of no use: whoever uses it, or adds to it, is told so. keep: it was that of a step."""
+        self._averaged = self._unsent = False
         for entry in self._entries:
-            entry.parameter.grad = entry.sent = None
+            parameter, entry.sent = entry.parameter, None
+            if not keep:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                if not isinstance(parameter.grad, _touch.Sent):
+                    parameter.grad = _touch.sent(parameter.grad, parameter, self._touched)
+                parameter.grad.spent = True
 
     # ---- what ranks tell each other
 
     def _record(self, why: int) -> np.ndarray:
         """One rank's part of ``_read``: why it is here, and what its gradients are like."""
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
-        used = [entry.parameter.grad is not None for entry in self._entries]
-        changed = self._others.changed() if self._others.agreed and why == _STEP else np.zeros(len(self._others.units))
-        bits = np.concatenate([used, changed if self._others.agreed else []]).astype(bool)
-        numbers = np.array([squares], np.float64).tobytes()
-        numbers += np.array([why, self._steps, self._others.digest], np.int64).tobytes()
+        bits = [entry.parameter.grad is not None for entry in self._entries]
+        bits += [False] * len(self._others.units) if why != _STEP else self._others.changed(self._steps < _model.CHECKED_STEPS)
+        numbers = np.array([squares, why, self._steps], np.float64).tobytes()
         return np.concatenate([np.frombuffer(numbers, np.uint8), np.packbits(bits)])
 
     def _read(self, every: np.ndarray) -> dict[str, np.ndarray]:
-        numbers = np.ascontiguousarray(every[:, 8:32]).view(np.int64)
-        bits = np.unpackbits(every[:, 32:], axis=1).astype(bool)
-        count = len(self._entries)
-        return {"squares": np.ascontiguousarray(every[:, :8]).view(np.float64), "why": numbers[:, 0],
-                "steps": numbers[:, 1], "digest": numbers[:, 2], "used": bits[:, :count],
-                "changed": bits[:, count:count + len(self._others.units) * self._others.agreed]}
+        numbers = np.ascontiguousarray(every[:, :24]).view(np.float64)
+        bits, count = np.unpackbits(every[:, 24:], axis=1).astype(bool), len(self._entries)
+        return {"squares": numbers[:, 0], "why": numbers[:, 1].astype(int), "steps": numbers[:, 2].astype(int),
+                "used": bits[:, :count], "changed": bits[:, count:count + len(self._others.units)]}
 
     def _reduce(self, why: int) -> dict[str, np.ndarray]:
         """Ends the gradient phase. All ranks must do so for reasons that go together."""
@@ -476,7 +498,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             entry.final = False
         if _ANEW in every["why"] and (every["why"] != _ANEW).any():
             raise _elsewhere([self._place(*pair) for pair in zip(every["why"], every["steps"])])
-        self._check_others(every["digest"])
         return every
 
     def _place(self, why: int, step: int) -> str:
@@ -516,24 +537,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 entry.parameter.grad = gradient if entry.direct else gradient.to(entry.device, entry.dtype)
         self._averaged = True
 
-    def _check_others(self, digests: np.ndarray) -> None:
-        """After the first backward: is what the optimizer was not given the same on all ranks?"""
-        if self._others.agreed or self._steps or not (digests != 0).all():
-            return
-        if (digests != digests[0]).any():
-            raise LossynetError("parameters that the optimizer was not given, or buffers, differ between ranks: "
-                                "expected ShardedOptimizer(model, ...), or model=model beside parameters: then all "
-                                "of it comes from rank 0")
-        self._others.agreed = True
-
-    def _share_buffers(self, every: dict[str, np.ndarray]) -> None:
-        others = self._others
-        if others.agreed and others.units:
-            first = self._steps == 0 and not every["changed"].size
-            changed = np.flatnonzero(every["changed"].any(axis=0)) if not first else range(len(others.units))
-            if len(changed):
-                others.send(self.comm, changed)
-
     # ---- parameters
 
     @torch.no_grad()
@@ -572,20 +575,33 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             entry.value.copy_(parameter)
         entry.version = parameter._version
 
+    def _checksum(self) -> int:
+        return int(self._values.view(torch.int32).sum(dtype=torch.int64))
+
     def _begin_broadcast(self) -> None:
         self.comm.broadcast_begin(self._values)
         self._arriving = [True] * len(self._arriving)
+        checks = self._steps <= _model.CHECKED_STEPS
         # Nobody sees that a script reads memory which it has kept, such as p.data or model.state_dict().
         kept = any(entry.direct and _uses(entry.value) > entry.uses for entry in self._entries)
-        self._overlaps, self._hooked = self._overlap and self._hooked and not kept, False
+        self._overlaps, self._hooked = self._overlap and self._hooked and not kept and not checks, False
         if not self._overlaps:  # no module waits for parameters
             self._end_broadcast()
+            self._sum = self._checksum() if checks else None
             return
+        self._sending = True
         for entry in self._entries:
             entry.parameter.__class__ = _touch.arriving(entry.kind)
+            entry.version = entry.parameter._version
 
     def _end_broadcast(self) -> None:
         """Waits for all parameters."""
+        written = [entry.words for entry in self._entries
+                   if self._sending and entry.direct and entry.parameter._version != entry.version]
+        self._sending = False
+        if written:
+            raise RuntimeError(f"lossynet: {written[0]} was written while it was still being sent: "
+                               "expected ShardedOptimizer(..., overlap=False)")
         self.comm.broadcast_end()
         for bucket in range(len(self._arriving) - 1, -1, -1):
             self._wait(bucket)
@@ -628,12 +644,35 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             buckets = self._meet(module)
         if torch._C._functorch.peek_interpreter_stack() is not None:  # parameters are wrapped
             self._end_broadcast()
+        if getattr(module, "_orig_mod", module) is self._root:
+            self._sync_buffers()
         if not buckets:
             return
         self._hooked = True
-        self._others.show()
         for bucket in buckets:
             self._wait(bucket)
+
+    def _sync_buffers(self) -> None:
+        """As DistributedDataParallel, gives all ranks rank 0's buffers before a forward pass. Those that change were
+        sent by step(); further passes of a step send them again, except within no_sync()."""
+        sends = self._syncs and not self._fresh and torch.is_grad_enabled()
+        moving = self._others.moving if self._steps else np.ones(len(self._others.units), bool)
+        self._syncs, self._fresh = torch.is_grad_enabled() and self._sync, False
+        if sends and moving.any():
+            self._end_broadcast()
+            if self._begun:
+                self._start_anew()
+            self._agree(f"a forward pass of step {self._steps}")
+            self._others.send(self.comm, moving)
+        self._others.show()
+
+    def _cover(self, module: torch.nn.Module) -> None:
+        """Takes what is not trained of a module from rank 0, too. Collective."""
+        self._root = self._root or module
+        new = self._others.cover(module)
+        _model.same_model(lambda mine: [bytes(each) for each in self.comm.exchange(np.frombuffer(mine, np.uint8))],
+                          self.comm.rank, new)
+        self._others.spread(self.comm, new)
 
     def _meet(self, module: torch.nn.Module) -> list[int]:
         """Sees a module for the first time. Returns the buckets that it waits for."""
@@ -642,9 +681,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             _model.check_wrapper(module)
             if not torch.is_grad_enabled():
                 return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
-            if self._steps == 0 and not self._others.agreed:
-                self._others.cover(module)
-                self._others.take_digest()
+            if self._steps == 0 and not self._begun:
+                self._agree("its first forward pass")
+                self._cover(module)
             self._others.covered.update(module.modules())
         # A compiled module's parts do not call hooks.
         parts = [module, *(m for m in module.modules() if getattr(m, "_compiled_call_impl", None))]
@@ -743,7 +782,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Leaves the other ranks. It happens at the end of the process, too."""
         if os.getpid() != self._process:
             return  # in a forked process, such as a DataLoader's worker
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._others.hooks):
             hook.remove()
         try:
             if any(self._arriving):
