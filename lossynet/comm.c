@@ -100,7 +100,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                                size_t packet_bytes) {
     comm->resources.threads = omp_get_max_threads();
     comm->averaging.estimator = settings->estimator;
-    comm->arrivals.acks.deliver = settings->return_masks || settings->error_feedback;
+    comm->arrivals.acks.deliver = settings->error_feedback;
     comm->lead.wanted = settings->lead;
     if (settings->memory) comm->resources.memory = *settings->memory;
     comm->resources.bf16 = settings->vector_dtype == LOSSYNET_BF16;
@@ -143,8 +143,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     if (settings->error_feedback && (comm->steps.skips || comm->loss.replay))
         ln_unconfirmed_open(comm);
     ln_rounds_open(comm, settings);
-    const bool tells[2] = {settings->return_masks || settings->error_feedback ||
-                               ln_rounds_most(comm, LOSSYNET_GRADIENT),
+    const bool tells[2] = {settings->error_feedback || ln_rounds_most(comm, LOSSYNET_GRADIENT),
                            ln_rounds_most(comm, LOSSYNET_PARAMETER) != 0};
     ln_arrivals_open(comm);
     if (tells[0] || tells[1]) ln_acknowledge_open(comm, tells[0], tells[1]);
@@ -154,8 +153,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     ln_drift_open(comm, settings->drift_samples);
     ln_not_finite_open(comm);
     ln_aside_open(comm);
-    if (settings->acknowledge_later && settings->error_feedback && !settings->return_masks &&
-        comm->world.ranks > 1 && !comm->steps.skips)
+    if (settings->acknowledge_later && settings->error_feedback && comm->world.ranks > 1 &&
+        !comm->steps.skips)
         ln_acknowledge_open_later(comm, comm->stats.aside.room * (size_t)comm->workers.local);
     if (comm->resources.pool.out_of_memory) return LOSSYNET_NO_MEMORY;
     if (!settings->record_loss || comm->resources.pool.measuring) return LOSSYNET_OK;
@@ -177,9 +176,8 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
     hash = ln_mix(hash ^ (uint64_t)settings->drift_samples);
     hash = ln_mix(hash ^ (uint64_t)settings->network.encrypt << 1 ^ (uint64_t)settings->lead << 2 ^
                   (uint64_t)settings->network.skip_late << 3);
-    hash =
-        ln_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->error_feedback << 1 ^
-               (uint64_t)settings->acknowledge_later << 2);
+    hash = ln_mix(hash ^ (uint64_t)settings->error_feedback << 1 ^
+                  (uint64_t)settings->acknowledge_later << 2);
     hash = ln_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
                   (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
     hash =

@@ -247,7 +247,6 @@ struct lossynet_settings {
     const struct lossynet_memory *memory;
     int drift_samples; /* parameters sampled to measure drift; 0: none */
     bool lead;         /* lossynet_lead will be called: gathers ages even without drift_samples */
-    bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
     /* The lost part of a gradient is added to its sender's next gradient (error_feedback.c). With
      * wire_dtype int8, int6 and int4 this includes what rounding took away. For estimators mean and
      * zero. lossynet_reduce then also changes elements of the vectors that their worker does not
@@ -257,7 +256,7 @@ struct lossynet_settings {
     /* With error_feedback: owners tell senders what arrived in the messages of the next all-gather,
      * and not in an exchange of lossynet_reduce, which takes half a round trip. Until this all-gather
      * or the next broadcast returns, do not change vectors where their workers own nothing. It has
-     * no effect with return_masks or skip_late, or with one rank. */
+     * no effect with skip_late, or with one rank. */
     bool acknowledge_later;
     /* By phase: how many times lost packets are sent again; they may be lost again
      * (retransmit.c). LOSSYNET_ROUNDS_MEASURED: as many as the measured loss asks for

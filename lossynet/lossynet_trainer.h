@@ -380,12 +380,6 @@ const char *lossynet_wire_dtype_name(int dtype); /* static text; also of LOSSYNE
 
 /* ---- what arrived --------------------------------------------------------------------- */
 
-/* With settings.return_masks: which packets of a local worker's vector arrived at their owners in
- * the last lossynet_reduce. Bit k % 8 of byte k / 8 stands for packet k. Packets are numbered in
- * the order of their elements; there are lossynet_packets of them. A worker's own packets always
- * arrive. Valid until the next lossynet_reduce. Without return_masks it may be NULL. */
-const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker);
-
 /* Iterates over the elements that are fresh at a local worker after the last broadcast (its own
  * shards included), as maximal runs in ascending order. Start with *cursor = 0. Returns false at
  * the end. Before the first broadcast everything is fresh, because workers start from the same

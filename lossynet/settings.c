@@ -137,8 +137,8 @@ static lossynet_status check_group(const struct lossynet_world *world,
                group, local);
         return LOSSYNET_INVALID;
     }
-    if (settings->network.skip_late || settings->return_masks) {
-        ln_log("group %d: expected no deadline and no masks", group);
+    if (settings->network.skip_late) {
+        ln_log("group %d: expected no deadline", group);
         return LOSSYNET_INVALID;
     }
     return LOSSYNET_OK;
@@ -226,10 +226,10 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
                settings->retransmission_budget);
         return LOSSYNET_INVALID;
     }
-    const bool told = settings->return_masks || (settings->error_feedback && settings->residuals);
-    if (settings->network.skip_late && (told || !(settings->network.deadline >= 0))) {
-        ln_log("deadline %g s: expected 0 or more, and no masks, or residuals that are kept "
-               "apart, for which all ranks wait",
+    const bool apart = settings->error_feedback && settings->residuals;
+    if (settings->network.skip_late && (apart || !(settings->network.deadline >= 0))) {
+        ln_log("deadline %g s: expected 0 or more, and no residuals that are kept apart, "
+               "for which all ranks wait",
                settings->network.deadline);
         return LOSSYNET_INVALID;
     }

@@ -273,15 +273,18 @@ static void judge_gradients(struct worker_view *view, int v, uint64_t step) {
 static void judge_delivered(struct worker_view *view) {
     for (int v = 0; v < run.local; v++) {
         int me = view->rank * run.local + v;
-        const uint8_t *delivered = lossynet_delivered(view->comm, me);
-        size_t packet = 0;
-        for (size_t e = 0; e < ELEMENTS; e++) {
-            if (packet_start[e] != e) continue;
-            bool told = delivered[packet / 8] >> packet % 8 & 1;
-            REQUIRE(told == (run.gradient_bits[e] >> me & 1));
-            packet++;
+        for (int owner = 0; owner < run.workers; owner++) {
+            size_t n, offset, count;
+            const uint8_t *told = view->comm->arrivals.acked[LOSSYNET_GRADIENT] +
+                                  ln_tx(view->comm, LOSSYNET_GRADIENT, v, owner, &n);
+            const uint8_t *end = told + n;
+            for (int b = 0; b < BUCKETS; b++) {
+                lossynet_shard(view->comm, owner, b, &offset, &count);
+                for (size_t e = offset; e < offset + count; e++)
+                    if (packet_start[e] == e) REQUIRE(*told++ == (run.gradient_bits[e] >> me & 1));
+            }
+            REQUIRE(told == end);
         }
-        REQUIRE(packet == lossynet_packets(view->comm));
     }
 }
 
@@ -449,7 +452,7 @@ static void rank_main(int rank) {
         .loss = {.rate = {loss_rate, loss_rate}, .model = "bernoulli", .seed = 3},
         .link = LOSSYNET_LINK_UDP,
         .network.peer_timeout = PEER_TIMEOUT,
-        .return_masks = !run.skips,
+        .error_feedback = !run.skips, /* so that senders are told what arrived */
         .retransmission_rounds = {run.skips, 0},
         .network.skip_late = run.skips,
         .network.deadline = run.skips ? 0.01 : 0,
@@ -461,6 +464,7 @@ static void rank_main(int rank) {
     lossynet_status status =
         ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &view.comm);
     REQUIRE(status == LOSSYNET_OK);
+    lossynet_error_feedback_share(view.comm, 0); /* gradients stay as they are */
     fill_places(view.comm);
     status = run.skips ? train_skipping(&view) : train(&view);
     REQUIRE(run.mad || status == LOSSYNET_OK);

@@ -83,26 +83,6 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
     }
 }
 
-static size_t delivered_bytes(const struct lossynet_comm *comm) {
-    return (comm->partition.packets + 7) / 8;
-}
-
-/* GRADIENT: writes acked[] as bits in order of packets, for lossynet_delivered. */
-static void fill_delivered(const struct lossynet_comm *comm, int v) {
-    const struct ln_partition *partition = &comm->partition;
-    uint8_t *to = comm->arrivals.acks.delivered + (size_t)v * delivered_bytes(comm);
-    memset(to, 0, delivered_bytes(comm));
-    for (int owner = 0; owner < comm->workers.count; owner++) {
-        size_t n;
-        const uint8_t *acked =
-            comm->arrivals.acked[LOSSYNET_GRADIENT] + ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
-        for (int b = 0; n > 0 && b < partition->buckets; b++) {
-            const size_t *shard = partition->shard_packet + (size_t)b * partition->workers + owner;
-            for (size_t p = shard[0]; p < shard[1]; p++) to[p / 8] |= (uint8_t)(*acked++ << p % 8);
-        }
-    }
-}
-
 lossynet_status ln_acknowledge(struct lossynet_comm *comm, lossynet_phase phase) {
     struct ln_acks *acks = &comm->arrivals.acks;
     const bool own = phase == LOSSYNET_GRADIENT; /* we send bits of packets that we own */
@@ -128,7 +108,6 @@ lossynet_status ln_acknowledge(struct lossynet_comm *comm, lossynet_phase phase)
     }
     for (int r = 0; r < comm->world.ranks; r++)
         read_bits(comm, phase, r, came ? came[r] : true, in + in_offset[r]);
-    for (int v = 0; own && v < comm->workers.local; v++) fill_delivered(comm, v);
     return LOSSYNET_OK;
 }
 
@@ -149,7 +128,6 @@ static void end_later(struct lossynet_comm *comm) {
            acks->own_offset[rank + 1] - own);
     for (int r = 0; r < comm->world.ranks; r++)
         read_bits(comm, LOSSYNET_GRADIENT, r, true, acks->other_bits + acks->other_offset[r]);
-    for (int v = 0; v < comm->workers.local; v++) fill_delivered(comm, v);
     if (comm->feedback.mass) ln_feedback_keep(comm, acks->vectors);
 }
 
@@ -192,11 +170,6 @@ lossynet_status ln_acknowledge_gather(struct lossynet_comm *comm, void *all, siz
     return status;
 }
 
-const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) {
-    const uint8_t *bits = comm->arrivals.acks.delivered;
-    return bits ? bits + (size_t)(worker - comm->workers.first) * delivered_bytes(comm) : NULL;
-}
-
 /* ---- open and close ---- */
 
 /* Bytes of bits for all links between two ranks whose packets workers of `rank` own. */
@@ -232,10 +205,7 @@ void ln_acknowledge_open(struct lossynet_comm *comm, bool gradient, bool paramet
         COMM_TAKE(comm, acks->own_asks, own);
         COMM_TAKE(comm, acks->other_asks, other);
     }
-    if (gradient) {
-        COMM_TAKE(comm, a->acked[LOSSYNET_GRADIENT], ln_links(comm, false));
-        COMM_TAKE(comm, acks->delivered, (size_t)comm->workers.local * delivered_bytes(comm));
-    }
+    if (gradient) COMM_TAKE(comm, a->acked[LOSSYNET_GRADIENT], ln_links(comm, false));
     if (parameter) COMM_TAKE(comm, a->acked[LOSSYNET_PARAMETER], ln_links(comm, true));
 }
 
@@ -256,7 +226,6 @@ void ln_acknowledge_close(struct lossynet_comm *comm) {
     free(acks->out);
     free(acks->vectors);
     free(acks->came);
-    free(acks->delivered);
     free(acks->other_asks);
     free(acks->own_asks);
     free(acks->other_bits);

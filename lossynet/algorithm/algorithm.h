@@ -73,7 +73,6 @@ struct ln_acks {
     size_t *own_offset, *other_offset; /* [R + 1], bytes: where each rank's bits begin */
     uint8_t *own_bits, *other_bits;
     uint8_t *own_asks, *other_asks; /* the same in rounds of retransmission */
-    uint8_t *delivered;             /* [V][(K + 7) / 8], see lossynet_delivered */
     bool deliver;                   /* senders are told after every GRADIENT phase */
     bool later;                     /* with the next gather, see settings.acknowledge_later */
     bool due;                       /* own_bits are written, and have not been sent */

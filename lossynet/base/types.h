@@ -72,7 +72,7 @@ struct lossynet_network {
     /* Steps do not wait for late ranks (transport/exchange/deadline.c). A phase ends `deadline` seconds after
      * half of the ranks were done; 0: the deadline is learnt. Between one
      * lossynet_step_begin_with_majority and the next call lossynet_reduce, lossynet_pulse and
-     * lossynet_broadcast once each. Not with return_masks. */
+     * lossynet_broadcast once each. */
     bool skip_late;
     double deadline;
     bool encrypt; /* datagrams are encrypted and authenticated (crypto.h) */

@@ -20,7 +20,6 @@ static struct lossynet_settings part_settings(double p) {
     struct lossynet_settings settings =
         simple_settings(SCENARIO_WORKERS, part_elements, PART_BUCKETS, p);
     settings.drift_samples = 100;
-    settings.return_masks = true;
     return settings;
 }
 
@@ -120,7 +119,6 @@ static void run_parts(struct rank *rank, struct lossynet_comm *comm) {
 
 static void parts(int rounds, bool error_feedback, bool later) {
     struct lossynet_settings settings = part_settings(0.2);
-    settings.return_masks = !later;
     settings.acknowledge_later = later;
     settings.retransmission_rounds[LOSSYNET_GRADIENT] =
         settings.retransmission_rounds[LOSSYNET_PARAMETER] = rounds;
@@ -226,19 +224,23 @@ static void run_masks(struct rank *rank, struct lossynet_comm *comm) {
          * packet tells how many arrived. */
         for (int v = 0; v < local; v++)
             for (size_t e = 0; e < PART_ELEMENTS; e++) x[v][e] = 1;
+        lossynet_error_feedback_share(comm,
+                                      0); /* senders are told, and gradients stay as they are */
         rank->status = lossynet_step_begin(comm, step);
         if (!rank->status) rank->status = lossynet_reduce(comm, x, false);
         struct lossynet_counters counters;
         if (!rank->status) rank->status = lossynet_step_counters(comm, step, &counters);
         for (int v = 0; v < local; v++) {
-            const uint8_t *bits = lossynet_delivered(comm, rank->rank * local + v);
-            for (size_t k = 0; k < packets; k++) {
-                bool there = bits[k / 8] >> k % 8 & 1;
+            for (int owner = 0; owner < workers; owner++) {
+                size_t n, there = 0;
+                const uint8_t *told = comm->arrivals.acked[LOSSYNET_GRADIENT] +
+                                      ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+                for (size_t k = 0; k < n; k++) there += told[k];
                 arrived += there;
-                lost += !there;
+                lost += n - there;
             }
         }
-        /* All bits of all senders agree with what owners counted. */
+        /* All senders agree with what owners counted. */
         uint64_t mine[SCENARIO_WORKERS] = {0}, all[SCENARIO_WORKERS];
         mine[0] = arrived;
         if (!rank->status) rank->status = lossynet_all_gather(comm, mine, all, sizeof *mine);
@@ -286,28 +288,25 @@ static void test_delivered(void **state) {
     (void)state;
     struct lossynet_settings settings = part_settings(0.1);
     settings.estimator = LOSSYNET_ZERO;
+    settings.error_feedback = true;
     struct rank one = {.rank = 0}, rank[RANKS];
     struct lossynet_comm *comm = open_alone(&settings);
     memset(&post, 0, sizeof post);
     post.ranks = 1;
     run_masks(&one, comm);
     assert_int_equal(one.status, LOSSYNET_OK);
-    /* Bit by bit: injected loss is a pure function. */
+    /* Packet by packet: injected loss is a pure function. */
     for (int w = 0; w < SCENARIO_WORKERS; w++) {
-        const uint8_t *bits = lossynet_delivered(comm, w);
         for (int owner = 0; owner < SCENARIO_WORKERS; owner++) {
-            size_t n = ln_partition_owner_packets(&comm->partition, owner), at = 0;
+            size_t n;
+            const uint8_t *told = comm->arrivals.acked[LOSSYNET_GRADIENT] +
+                                  ln_tx(comm, LOSSYNET_GRADIENT, w, owner, &n);
             uint8_t mask[256];
             assert_true(n <= sizeof mask);
             memset(mask, 1, n);
             if (w != owner)
                 ln_loss_mask(&comm->loss, LOSSYNET_GRADIENT, 3, w, owner, n, NULL, mask);
-            for (int b = 0; b < PART_BUCKETS; b++) {
-                size_t shard = (size_t)b * SCENARIO_WORKERS + owner;
-                for (size_t k = comm->partition.shard_packet[shard];
-                     k < comm->partition.shard_packet[shard + 1]; k++, at++)
-                    assert_int_equal(bits[k / 8] >> k % 8 & 1, mask[at]);
-            }
+            assert_memory_equal(told, mask, n);
         }
     }
     lossynet_close(comm);

@@ -54,7 +54,6 @@ static void test_same_bits(void **state) {
             scenario_settings(i % 2 ? "burst:5" : "bernoulli", 0.3, estimators[i]);
         settings.wire_dtype = (lossynet_wire_dtype)(LOSSYNET_BF16 + i % 3);
         same_bits(settings);
-        settings.return_masks = true;
         settings.retransmission_rounds[i % 2] = 1;
         same_bits(settings);
     }
