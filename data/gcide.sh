@@ -1,6 +1,6 @@
 #!/bin/sh
-# gcide.sh — makes training data of the Collaborative International Dictionary of English (Webster's of
-# 1913 and WordNet), from Debian's package dict-gcide.
+# gcide.sh — makes training data of the Collaborative International Dictionary
+# of English (Webster's of 1913 and WordNet), from Debian's package dict-gcide.
 #
 #     data/gcide.sh DIRECTORY [VOCABULARY]
 #
@@ -8,14 +8,19 @@
 #
 #     train.txt         30 MB: one entry a line, without pronunciation and source
 #     val.txt           every 50th entry, which train.txt leaves out
-#     tokenizer.model   SentencePiece BPE, trained on train.txt (train_tokenizer.sh)
+#     tokenizer.model   SentencePiece BPE, trained on train.txt
+#                       (train_tokenizer.sh)
 #     gcide_train.bin   llm.c token files
 #     gcide_val.bin
 #
-# It does nothing if they exist, are newer than this script and have the same vocabulary. The package
-# need not be installed: the script downloads it (14 MB) and unpacks it, which needs no root. TOKENIZE=FILE
-# names another tokenize, GCIDE=FILE another dictionary. Needs the package sentencepiece.
+# It does nothing if they exist, are newer than this script and have the same
+# vocabulary. The package need not be installed: the script downloads it (14 MB)
+# and unpacks it, which needs no root. TOKENIZE=FILE names another tokenize,
+# GCIDE=FILE another dictionary. Needs the package sentencepiece.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 
 fail() { echo "gcide.sh: $1" >&2; exit "${2-1}"; }
 

@@ -1,21 +1,28 @@
 #!/bin/sh
-# kernel.sh — makes training data of the C files of the Linux kernel, from Debian's package linux-source.
+# kernel.sh — makes training data of the C files of the Linux kernel, from
+# Debian's package linux-source.
 #
 #     data/kernel.sh DIRECTORY [VOCABULARY]
 #
 # makes these files in DIRECTORY (default vocabulary: 4096):
 #
-#     train.txt          210 MB: whole files, in the order of a hash of their names
+#     train.txt          210 MB: whole files, in the order of a hash of names
 #     val.txt            4 MB of other files
-#     tokenizer.model    SentencePiece BPE, trained on the first 30 MB of train.txt (train_tokenizer.sh)
+#     tokenizer.model    SentencePiece BPE, trained on the first 30 MB of
+#                        train.txt (train_tokenizer.sh)
 #     kernel_train.bin   llm.c token files: of Linux 6.1, 98 million tokens
 #     kernel_val.bin
 #
-# It does nothing if they exist, are newer than this script and have the same vocabulary. The package
-# need not be installed: the script downloads it (140 MB) and unpacks it, which needs no root, 2 GB of disk
-# and some ten minutes. KERNEL=FILE names another archive, MEGABYTES=N makes a shorter text, TOKENIZE=FILE names
-# another tokenize. Needs the packages sentencepiece, python3 and xz-utils.
+# It does nothing if they exist, are newer than this script and have the same
+# vocabulary. The package need not be installed: the script downloads it (140
+# MB) and unpacks it, which needs no root, 2 GB of disk and some ten minutes.
+# KERNEL=FILE names another archive, MEGABYTES=N makes a shorter text,
+# TOKENIZE=FILE names another tokenize. Needs the packages sentencepiece,
+# python3 and xz-utils.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 
 fail() { echo "kernel.sh: $1" >&2; exit "${2-1}"; }
 

@@ -1,18 +1,24 @@
 #!/bin/sh
-# kjv.sh — makes training data of the King James Bible, from Debian's package bible-kjv.
+# kjv.sh — makes training data of the King James Bible, from Debian's package
+# bible-kjv.
 #
 #     data/kjv.sh DIRECTORY [VOCABULARY]
 #
 # makes these files in DIRECTORY (default vocabulary: 2048):
 #
-#     kjv.txt           4.2 MB: a line with the book's name, then one paragraph per chapter
+#     kjv.txt           4.2 MB: a line with the book's name, then a paragraph
+#                       per chapter
 #     tokenizer.model   SentencePiece BPE, trained on kjv.txt (train_tokenizer.sh)
 #     kjv_train.bin     llm.c token files: the first 95% of the text
 #     kjv_val.bin       and the last 5%, held out
 #
-# It does nothing if they exist, are newer than this script and build/tokenize, and have the same
-# vocabulary. TOKENIZE=FILE names another tokenize. Needs the packages bible-kjv and sentencepiece.
+# It does nothing if they exist, are newer than this script and build/tokenize,
+# and have the same vocabulary. TOKENIZE=FILE names another tokenize. Needs the
+# packages bible-kjv and sentencepiece.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 
 fail() { echo "kjv.sh: $1" >&2; exit "${2-1}"; }
 

@@ -221,6 +221,8 @@ def tokenize(arguments):
                           "expected another folder")
         if any(name != "-" and path.exists() and path.samefile(name) for name in arguments.input):
             raise Failure(f"{path} is read as input: expected another name for the token file")
+        if path.exists() and not path.is_file():
+            raise Failure(f"{path} is no regular file: expected a name for the token file")
     vocabulary, outputs = tokenizer.get_vocab_size(), []
     try:
         for path in (arguments.train, arguments.val):

@@ -1,12 +1,16 @@
 #!/bin/sh
-# train_tokenizer.sh — trains a SentencePiece tokenizer on a text, with Llama-2's settings.
+# train_tokenizer.sh — trains a SentencePiece tokenizer on a text, with
+# Llama-2's settings.
 #
 #     data/train_tokenizer.sh TEXT VOCABULARY
 #
-# writes tokenizer.model beside TEXT: BPE with byte fallback, so that decode(encode(text)) == text.
-# If a text has more than 200,000 lines, it reads a random part of them, always the same. Needs the
-# package sentencepiece.
+# writes tokenizer.model beside TEXT: BPE with byte fallback, so that
+# decode(encode(text)) == text. If a text has more than 200,000 lines, it reads
+# a random part of them, always the same. Needs the package sentencepiece.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 
 fail() { echo "train_tokenizer.sh: $1" >&2; exit "${2-1}"; }
 

@@ -1,12 +1,20 @@
 #!/bin/sh
-# Installs the packages that a target of the Makefile needs, on Debian and Ubuntu, and nothing else.
+# Installs the packages that a target of the Makefile needs, on Debian and
+# Ubuntu, and nothing else.
 #
-#   scripts/dependencies.sh build|quickstart|elastic|sweep|check|test|lint|bench|simulate [--list]
+#   scripts/dependencies.sh PURPOSE [--list]
 #
-# Before it installs, it says what is missing and why. If nothing is missing, it is quick and silent.
-# --list prints the packages for this machine and installs nothing. On other systems it names what to install by
-# hand, and ends without an error.
+# PURPOSE: build, quickstart, elastic, sweep, check, test, lint, bench or
+# simulate.
+#
+# Before it installs, it says what is missing and why. If nothing is missing, it
+# is quick and silent. --list prints the packages for this machine and installs
+# nothing. On other systems it names what to install by hand, and ends without
+# an error.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 usage="usage: scripts/dependencies.sh build|quickstart|elastic|sweep|check|test|lint|bench|simulate [--list]"
 purpose=${1:?$usage}
 

@@ -158,13 +158,15 @@ def write_csv(events, path):
         row = rows.setdefault(event["step"] if kind == "step" else max(rows), {})
         row.update((name if kind == "step" else f"validation_{name}", value) for name, value in scalars(event))
         columns += [name for name in row if name not in columns]
-    partial = path.with_name(path.name + ".partial")
+    whole = path.is_file() or not path.exists()  # a pipe or a device, such as /dev/stdout, keeps its place
+    partial = path.with_name(path.name + ".partial") if whole else path
     with open(partial, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for step, row in sorted(rows.items()):
             writer.writerow({"step": step, **row})
-    partial.rename(path)
+    if whole:
+        partial.rename(path)
 
 
 # ---- the whole ----

@@ -1,14 +1,19 @@
 #!/bin/sh
-# Runs lm-evaluation-harness on a checkpoint: HellaSwag, ARC, PIQA and its hundreds of other tasks.
+# Runs lm-evaluation-harness on a checkpoint: HellaSwag, ARC, PIQA and its
+# hundreds of other tasks.
 #
 #   scripts/lm_eval.sh MODEL --tasks hellaswag,arc_easy [OPTION...]
 #
-# MODEL is a Hugging Face Llama directory or a checkpoint, with tokenizer.model. All options are those of
-# lm_eval (--limit 100, --num_fewshot 5, --batch_size 8, --device cuda, --output_path FILE, ...). The first
-# call installs lm_eval, transformers and PyTorch from PyPI (7 GB) in a virtual environment of its own,
-# build/venv-lm-eval or LM_EVAL_VENV. The questions of a task come from huggingface.co when the task is
-# first used, and are kept.
+# MODEL is a Hugging Face Llama directory or a checkpoint, with tokenizer.model.
+# All options are those of lm_eval (--limit 100, --num_fewshot 5, --batch_size
+# 8, --device cuda, --output_path FILE, ...). The first call installs lm_eval,
+# transformers and PyTorch from PyPI (7 GB) in a virtual environment of its own,
+# build/venv-lm-eval or LM_EVAL_VENV. The questions of a task come from
+# huggingface.co when the task is first used, and are kept.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 fail() { echo "lm_eval.sh: $1" >&2; exit "${2-1}"; }
 usage="usage: scripts/lm_eval.sh MODEL --tasks NAME,NAME... [OPTION of lm_eval]..."
 [ $# -ge 2 ] || fail "$usage" 2

@@ -1,21 +1,28 @@
 #!/bin/sh
-# Measures the perplexity of a model in the ways that are usual in publications: on the test text of
-# WikiText-2, with context 2048 and 4096, in windows side by side and strided.
+# Measures the perplexity of a model in the ways that are usual in publications:
+# on the test text of WikiText-2, with context 2048 and 4096, in windows side by
+# side and strided.
 #
 #   scripts/perplexity.sh MODEL [TEXT [OPTION...]]
 #
-# MODEL is a Hugging Face Llama directory or a checkpoint. It contains tokenizer.model, unless
-# TOKENIZER=FILE names another one. TEXT is UTF-8 and taken as one document. Without TEXT, or with "-",
-# it is WikiText-2's test text with its rows joined by blank lines, which is fetched if data/wikitext-2
-# does not exist. Further arguments go to train_llama2 (--threads 4, --batch 1, ...). The variables
-# CONTEXTS="2048 4096" and STRIDE=512 can be set. A context longer than the model's is left out, and a
-# message says so.
+# MODEL is a Hugging Face Llama directory or a checkpoint. It contains
+# tokenizer.model, unless TOKENIZER=FILE names another one. TEXT is UTF-8 and
+# taken as one document. Without TEXT, or with "-", it is WikiText-2's test text
+# with its rows joined by blank lines, which is fetched if data/wikitext-2 does
+# not exist. Further arguments go to train_llama2 (--threads 4, --batch 1, ...).
+# The variables CONTEXTS="2048 4096" and STRIDE=512 can be set. A context longer
+# than the model's is left out, and a message says so.
 #
-# Both ways are Hugging Face's: a window of `context` tokens begins every `stride` tokens and scores
-# the tokens that no earlier window scored. If the stride equals the context, windows lie side by side
-# and the first token of each is not scored. Perplexity per token depends on the tokenizer. Perplexity
-# per word (words are separated by white space) and bits per byte can be compared across tokenizers.
+# Both ways are Hugging Face's: a window of `context` tokens begins every
+# `stride` tokens and scores the tokens that no earlier window scored. If the
+# stride equals the context, windows lie side by side and the first token of
+# each is not scored. Perplexity per token depends on the tokenizer. Perplexity
+# per word (words are separated by white space) and bits per byte can be
+# compared across tokenizers.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 fail() { echo "perplexity.sh: $1" >&2; exit "${2-1}"; }
 [ $# -ge 1 ] || fail "usage: scripts/perplexity.sh MODEL [TEXT [OPTION...]]" 2
 

@@ -1,11 +1,16 @@
 #!/bin/sh
-# Trains the same small Llama three times, with 8 workers, from the same seed, and shows what packet loss
-# costs: without loss, and with 10% of all packets lost, as in the paper (--plain) and by default.
+# Trains the same small Llama three times, with 8 workers, from the same seed,
+# and shows what packet loss costs: without loss, and with 10% of all packets
+# lost, as in the paper (--plain) and by default.
 #
-#   scripts/quickstart.sh [OUT]        default out/quickstart; called by `make quickstart`
+#   scripts/quickstart.sh [OUT]     default out/quickstart; by make quickstart
 #
-# STEPS=N shortens or lengthens the runs. A new call repeats finished runs, but keeps the data.
+# STEPS=N shortens or lengthens the runs. A new call repeats finished runs, but
+# keeps the data.
 set -eu
+case ${1-} in
+-h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+esac
 out=${1:-out/quickstart}
 steps=${STEPS:-560}
 train_llama2=${TRAIN_LLAMA2:-build/train_llama2}

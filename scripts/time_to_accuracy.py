@@ -57,9 +57,11 @@ def rows_of(path, section):
         table = list(csv.DictReader(file))
     if not table or "step_tax" not in table[0]:
         fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")
-    rows = []
+    rows, found = [], set()
     for row in table:
         dropped = re.match(r"(?:.*?\b)?([\d.]+)%(?! gradient| parameter)", row["run"])
+        if dropped:
+            found.add(row["section"])
         if not row["section"].startswith(section) or not dropped:
             continue
         small = re.search(r"wire-dtype int\d", row["run"]) is not None
@@ -67,8 +69,8 @@ def rows_of(path, section):
         rows.append((row["run"], float(dropped[1]) / 100, float(row["step_tax"] or 0), float(row["tax_interval"] or 0),
                      "int8" if small else "rule" if again else "lossy"))
     if not rows:
-        found = sorted({row["section"] for row in table})
-        fail(f"{path}: no row of a section '{section}...' with a loss rate: expected one of: " + "; ".join(found))
+        fail(f"{path}: no row of a section '{section}...' has a loss rate in its name, such as 20%: expected " +
+             ("one of: " + "; ".join(sorted(found)) if found else "a sweep over loss-rate"))
     return rows
 
 

@@ -6,6 +6,7 @@ run is recognised whatever settings file asked for it. The key leaves out where 
 threads compute, what is logged, and options that have their default value.
 """
 import difflib
+import glob
 import hashlib
 import itertools
 import json
@@ -276,6 +277,9 @@ class Settings:
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            if isinstance(error, FileNotFoundError):
+                names = sorted(os.path.basename(name) for name in glob.glob(f"{os.path.dirname(__file__)}/settings/*"))
+                reason += f"; expected a file, or one of {' '.join(name for name in names if '.' not in name)}"
             raise SettingsError(f"{path}: {reason}") from None
         for number, line in enumerate(lines, 1):
             self.read_line(number, line.split("#")[0].strip())

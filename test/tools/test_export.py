@@ -129,6 +129,16 @@ def test_csv(run, tmp_path):
         == numbers(log, "eval")["val_loss"]
 
 
+def test_csv_into_a_pipe(run, tmp_path):
+    """A pipe or a device keeps its place: it is written to, and no file is put there instead."""
+    export(run, "--csv", tmp_path / "run.csv")
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
+        export(run, "--csv", tmp_path / "pipe")
+        assert (tmp_path / "pipe").is_fifo()
+        assert reader.communicate(timeout=60)[0] == (tmp_path / "run.csv").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("arguments, code, said", [
     (["absent", "--csv", "x"], 1, "there is no absent/log.jsonl: expected the directory that --out named"),
     (["RUN", "--csv", "/absent/x.csv"], 1, "/absent/x.csv"),

@@ -128,8 +128,7 @@ def test_how_many_rounds(short):
 # ---- help ----
 
 HELPED = sorted(str(path.relative_to(ROOT)) for folder in ("scripts", "scripts/sweeps", "scripts/pretrain_7b", "data")
-                for path in (ROOT / folder).iterdir() if path.suffix in (".py", ".sh") and os.access(path, os.X_OK)
-                and re.search(r"add_argument|--help\)", path.read_text(encoding="utf-8")))
+                for path in (ROOT / folder).iterdir() if path.suffix in (".py", ".sh") and os.access(path, os.X_OK))
 
 
 @pytest.mark.parametrize("program", [*HELPED, "tokenize", "train_llama2"])

@@ -592,7 +592,7 @@ def test_bad_settings_get_one_line(data, tmp_path, change, said):
 
 def test_bad_calls_get_one_line(tmp_path):
     done = sweep(tmp_path / "none")
-    assert done.returncode == 2 and "No such file" in done.stderr
+    assert done.returncode == 2 and "No such file" in done.stderr and "expected a file, or one of ablation " in done.stderr
     done = sweep("quick", TRAIN_LLAMA2="/no/such/program")
     assert done.returncode == 2 and "build it with make" in done.stderr
     done = sweep("quick", "--jobs", "0")

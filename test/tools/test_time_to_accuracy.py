@@ -64,8 +64,11 @@ def test_hours(tmp_path):
 def test_wrong_use_gets_one_line(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(TABLE)
+    named = tmp_path / "named.csv"
+    named.write_text(re.sub(r"[0-9.]+%", "arm", TABLE))
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    for words, says in (((path, "--section=None"), "no row of a section 'None...' with a loss rate: expected one of: Other"),
+    for words, says in (((path, "--section=None"), "no row of a section 'None...' has a loss rate in its name, such as 20%: expected one of: Other"),
+                        ((named,), "has a loss rate in its name, such as 20%: expected a sweep over loss-rate"),
                         ((tmp_path / "other.csv",), "expected a table.csv of"), ((tmp_path / "no",), "No such file"),
                         ((path, "--workers=1"), "at least 2 workers")):
         done = hours(*words)

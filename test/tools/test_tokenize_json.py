@@ -2,6 +2,7 @@
 import gzip
 import itertools
 import json
+import os
 import random
 import struct
 import subprocess
@@ -125,6 +126,7 @@ def test_validation_shards_and_standard_input(environment, tmp_path):
     ({"--tokenizer": "plain.json"}, 1, "puts no token before a text: expected --bos TOKEN"),
     ({"--bos": "<s>"}, 1, "has no token '<s>'"),
     ({"--train": "text"}, 1, "is read as input"),
+    ({"--train": "pipe"}, 1, "pipe is no regular file"),
     ({"--train": "with/t.bin"}, 1, "with has a tokenizer.model, which the trainer would take"),
     ({"--val": "v.bin", "--val-fraction": "0.9"}, 1, "v.bin would have 0 tokens, expected at least 2"),
     ({"--val-fraction": "0.1"}, 2, "--val-fraction: expected a number between 0 and 1, and --val"),
@@ -137,6 +139,7 @@ def test_wrong_use(environment, tmp_path, change, code, said):
     save_tokenizer(tmp_path / "plain.json", begins=False)
     (tmp_path / "text").write_bytes(b"the\n")
     (tmp_path / "with").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "with" / "tokenizer.model").write_bytes(b"")
     before = sorted(tmp_path.rglob("*"))
     given = {"--tokenizer": "tokenizer.json", "--input": "text", "--train": "t.bin", **change}
