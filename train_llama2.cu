@@ -180,12 +180,13 @@ static void model_forward_backward(const struct backend *be, const struct param_
 /* ---- trainer ---------------------------------------------------------------------------- *
  * llmc/comm/data_parallel.h has the workers of this rank, their memory, and the network. On a CPU
  * with at least as many groups of workers as threads, each thread computes whole groups with
- * activations of its own (without --group, each worker is a group). Else there is one set of these:
- * workers take turns, and each operation uses all threads. */
+ * activations of its own (without --group, each worker is a group). A GPU computes as many groups at
+ * once as its memory has sets of activations for, at most 8. Else there is one set of these: workers
+ * take turns, and each operation uses all threads. */
 
 struct worker_result { /* of a worker's forward and backward passes */
     double loss;       /* mean over its tokens; negative: it computed no gradient */
-    int unread;        /* micro-batches whose losses are not in `loss` yet */
+    int passes;        /* made of the micro-batches; 0: all */
     double waited;     /* seconds that it waited for parameters */
     lossynet_status status;
 };
@@ -198,6 +199,8 @@ struct trainer {
     struct data_parallel dp; /* the workers and the network */
     int B, T, sets;
     struct activations *activations; /* [sets] */
+    const struct worker *
+        *unread; /* [sets], whose losses are sent and not in its result; NULL: nobody's */
     struct dataloader *train, *val;
     struct worker_result *result; /* [local] */
     const char *tokenizer;
@@ -222,6 +225,7 @@ static void trainer_release(struct trainer *t) {
     for (int e = 0; t->activations && e < t->sets; e++)
         activations_release(&t->activations[e], t->be);
     free(t->activations);
+    free(t->unread);
     free(t->result);
     dataloader_close(t->train);
     dataloader_close(t->val);
@@ -243,32 +247,38 @@ static int trainer_open(struct trainer *t, const struct llama_config *c, bool tr
     t->view.facts.faster_in_bf16 = choice.faster_in_bf16;
     t->sets = t->dp.group.sets;
     t->activations = (struct activations *)calloc((size_t)t->sets, sizeof *t->activations);
+    t->unread = (const struct worker **)calloc((size_t)t->sets, sizeof *t->unread);
     t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);
-    if (!t->activations || !t->result) return log_out_of_memory("the list of workers", 0);
-    for (int e = 0; e < t->sets; e++)
+    if (!t->activations || !t->unread || !t->result)
+        return log_out_of_memory("the list of workers", 0);
+    for (int e = 0; e < t->sets; e++) {
         if (activations_allocate(&t->activations[e], c, t->be, t->B, t->T, training,
                                  choice.recompute))
             return -1;
+        if (t->be->on_device) t->activations[e].host_losses.set = e;
+    }
     return 0;
 }
 
 /* ---- step ------------------------------------------------------------------------------- */
 
-/* Adds the losses of w's micro-batches to its result, but for those of the last `unread`. */
-static void read_losses(struct trainer *t, const struct worker *w, struct activations *a,
-                        int unread) {
-    struct worker_result *result = &t->result[w - t->dp.worker];
+/* Adds the losses of the set's last pass to the result of its worker, once they are computed. */
+static void read_losses(struct trainer *t, int set) {
+    const struct worker *w = t->unread[set];
     double counts;
+    if (!w) return;
     const int M = data_parallel_micro_batches(&t->dp, w, &counts);
-    for (; result->unread > unread; result->unread--)
-        result->loss += counts * mean_loss(activations_read_losses(a, t->be), t->B * t->T) / M;
+    const float *losses = activations_read_losses(&t->activations[set], t->be);
+    t->result[w - t->dp.worker].loss += counts * mean_loss(losses, t->B * t->T) / M;
+    t->unread[set] = NULL;
 }
 
-/* Runs forward and backward of one worker on its replica and its share of the data. Unless the data
- * are split in advance (--data-split), worker w takes sequences w*B ... w*B+B-1 of each N*B: the
- * global batch is the same however it is spread. Leaves the results in t->result; the losses of
- * the last pass are added later, since on a device it is still computed. */
-static void worker_gradient(void *trainer, struct worker *w, int set) {
+/* Runs forward and backward of one micro-batch of a worker on its replica and its share of the data.
+ * Returns whether it has more. Unless the data are split in advance (--data-split), worker w takes
+ * sequences w*B ... w*B+B-1 of each N*B: the global batch is the same however it is spread. Leaves the
+ * results in t->result; the losses of a set's last pass are added later, since on a device it is still
+ * computed. */
+static bool worker_pass(void *trainer, struct worker *w, int set) {
     struct trainer *t = (struct trainer *)trainer;
     struct activations *a = &t->activations[set];
     const int B = t->B, T = t->T;
@@ -276,25 +286,28 @@ static void worker_gradient(void *trainer, struct worker *w, int set) {
     const int M = data_parallel_micro_batches(&t->dp, w, &counts);
     const float scale = (float)(counts / w->members) / ((float)B * T * M);
     const struct gradient_place gradient = group_gradient(&t->dp.group, w, set);
-    struct bucket_hooks hooks = {&t->dp.pipeline, w, set, false, false, 0, LOSSYNET_OK};
-    const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
+    const weight *weights = t->dp.pipeline.weights[set];
     struct worker_result *result = &t->result[w - t->dp.worker];
-    result->waited = 0, result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
-    if (result->loss < 0) return;
-    for (int m = 0; m < M; m++) {
-        hooks.first = m == 0, hooks.last = m == M - 1;
-        dataloader_batch(t->train, t->run.at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
-                         a->host_targets);
-        activations_send(a, t->be, B * T);
-        model_forward_backward(t->be, &t->layout, params, &gradient, a, B, T, scale, m > 0, &hooks);
-        activations_send_losses(a, t->be, B * T);
-        result->unread++;
-        for (const struct worker *k = t->dp.worker; k < w && t->sets == 1; k++)
-            read_losses(t, k, a, 0); /* this worker's first pass is queued */
-        read_losses(t, w, a, t->sets == 1 ? 1 : 0);
+    if (result->passes == 0) {
+        result->waited = 0, result->status = LOSSYNET_OK;
+        result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
     }
-    result->waited = hooks.waited;
-    result->status = hooks.status;
+    if (result->loss < 0) return false;
+    const int m = result->passes;
+    struct bucket_hooks hooks = {&t->dp.pipeline, w, set, m == 0, m == M - 1, 0, LOSSYNET_OK};
+    dataloader_batch(t->train, t->run.at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
+                     a->host_targets);
+    activations_send(a, t->be, B * T);
+    model_forward_backward(t->be, &t->layout, weights ? weights : w->params, &gradient, a, B, T,
+                           scale, m > 0, &hooks);
+    activations_send_losses(a, t->be, B * T);
+    read_losses(t, set); /* of the pass before: this one is queued */
+    t->unread[set] = w;
+    if (!t->be->on_device) read_losses(t, set);
+    result->waited += hooks.waited;
+    if (hooks.status) result->status = hooks.status;
+    result->passes = (m + 1) % M;
+    return result->passes > 0;
 }
 
 /* The verbs of a step return 0, FAILED after reporting, or NOT_FINITE: the loss, the norm, or a number
@@ -309,7 +322,7 @@ enum { FAILED = -1, NOT_FINITE = 1 };
 static int forward_backward(struct trainer *t, int step) {
     double waited = 0;
     if (data_parallel_begin(&t->dp, &step)) return FAILED;
-    group_work(&t->dp.group, t->dp.worker, t->dp.local, worker_gradient, t);
+    group_passes(&t->dp.group, t->dp.worker, t->dp.local, worker_pass, t);
     if (t->result[0].loss >= 0) t->dp.pipeline.arriving = false; /* forward received them all */
     for (int w = 0; w < t->dp.local; w++) {
         if (t->result[w].status) return FAILED;
@@ -324,10 +337,8 @@ static int forward_backward(struct trainer *t, int step) {
 
 /* Waits for the losses. The exchange of the norm carries them and other news to all ranks. */
 static int tell_numbers(struct trainer *t) {
-    for (int w = 0; w < t->dp.local; w++) {
-        if (t->sets == 1) read_losses(t, &t->dp.worker[w], t->activations, 0);
-        t->dp.numbers.mine[w] = t->result[w].loss;
-    }
+    for (int e = 0; e < t->sets; e++) read_losses(t, e);
+    for (int w = 0; w < t->dp.local; w++) t->dp.numbers.mine[w] = t->result[w].loss;
     if (data_parallel_tell_losses(&t->dp) || async_writer_tell(t->view.saver)) return FAILED;
     return views_tell(t->run.views, &t->dp) ? FAILED : 0;
 }

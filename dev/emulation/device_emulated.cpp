@@ -43,8 +43,10 @@ static size_t limit;                     /* EMULATED_MEMORY: bytes of the device
 static size_t used, most;                /* bytes: now, and at the peak */
 static size_t averages, averages_beside; /* EMULATED_AVERAGES */
 static size_t calls;                     /* EMULATED_OPERATIONS: of the backend */
-static void *scratch[SCRATCHES];
-static size_t scratch_bytes[SCRATCHES];
+static struct {
+    void *memory;
+    size_t bytes;
+} scratches[BACKEND_SETS][SCRATCHES];
 
 static void protect(int protection) {
     for (const auto &entry : blocks) {
@@ -82,13 +84,19 @@ void emulated_order(enum emulated_order order, uint64_t seed) {
                    seed);
 }
 
-/* EMULATED_STREAMS: late, others or soon */
+/* EMULATED_STREAMS: late, others, soon or random:SEED */
 static void choose_streams(void) {
     const char *wanted = getenv("EMULATED_STREAMS");
+    unsigned seed;
+    if (wanted && sscanf(wanted, "random:%u", &seed) == 1) {
+        cuda_emu_seed(seed);
+        return cuda_emu_streams(CUDA_EMU_STREAMS_RANDOM);
+    }
     if (!wanted || !strcmp(wanted, "late")) return cuda_emu_streams(CUDA_EMU_LATE);
     if (!strcmp(wanted, "others")) return cuda_emu_streams(CUDA_EMU_OTHERS);
     if (!strcmp(wanted, "soon")) return cuda_emu_streams(CUDA_EMU_SOON);
-    fprintf(stderr, "EMULATED_STREAMS: expected late, others or soon, got '%s'\n", wanted);
+    fprintf(stderr, "EMULATED_STREAMS: expected late, others, soon or random:SEED, got '%s'\n",
+            wanted);
     exit(2);
 }
 
@@ -152,6 +160,28 @@ static dim3 begin_kernel(const void *kernel, dim3 grid) {
     return grid;
 }
 
+static bool sets_fault(const char *fault) {
+    const char *planted = getenv("EMULATED_SETS");
+    return planted && !strcmp(planted, fault);
+}
+
+static bool is_of_another_set(cudaStream_t stream) {
+    bool found = false;
+    for (int set = 1; set < BACKEND_SETS; set++)
+        device_use_set(set), found = found || stream == device_stream();
+    return found;
+}
+
+static bool before_event(cudaStream_t waits, cudaStream_t other) {
+    const int now = device_set();
+    if (!getenv("EMULATED_SETS")) return true;
+    const bool begins = is_of_another_set(waits), ends = is_of_another_set(other);
+    device_use_set(0);
+    const bool first = waits == device_stream(), of_first = other == device_stream();
+    device_use_set(now);
+    return !(sets_fault("begin") && begins && of_first) && !(sets_fault("end") && ends && first);
+}
+
 bool device_open(int local_rank, char *why, size_t why_size) {
     const char *wanted = getenv("EMULATED_DEVICE"), *memory = getenv("EMULATED_MEMORY");
     const char *devices = getenv("EMULATED_DEVICES");
@@ -167,6 +197,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     cuda_emu_before_work(open_pages);
     cuda_emu_before_wait(count_averages);
     cuda_emu_before_kernel(begin_kernel);
+    cuda_emu_before_event(before_event);
     if (!opened) atexit(write_report);
     opened = true;
     return true;
@@ -281,21 +312,22 @@ void device_release(void *memory) {
 
 /* Filled with NaN for every operation: an operation must not read what it did not write. */
 void *device_scratch_memory(enum device_scratch which, size_t bytes) {
-    if (bytes > scratch_bytes[which]) {
-        device_release(scratch[which]);
-        scratch[which] = device_allocate(bytes);
-        if (!scratch[which]) {
+    auto *s = &scratches[sets_fault("scratch") ? 0 : device_set()][which];
+    if (bytes > s->bytes) {
+        device_release(s->memory);
+        s->memory = device_allocate(bytes);
+        if (!s->memory) {
             log_error(
                 "CUDA: out of memory: an operation needs %.3f GB to work with, %.3f GB are free "
                 "(a smaller --batch or --seq needs less)",
                 (double)bytes / 1e9, (double)device_memory_free() / 1e9);
             exit(1);
         }
-        scratch_bytes[which] = bytes;
+        s->bytes = bytes;
     }
-    cudaMemsetAsync(scratch[which], 0xff, bytes, device_stream());
+    cudaMemsetAsync(s->memory, 0xff, bytes, device_stream());
     cuda_emu::count_operations(-1); /* a device does not do this */
-    return scratch[which];
+    return s->memory;
 }
 
 /* ---- products ---- */

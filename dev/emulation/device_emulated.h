@@ -22,7 +22,9 @@
  *   EMULATED_PAGEABLE=1      the device reads memory of the host that is not pinned when a copy runs,
  *                            as a GH200 does
  *   EMULATED_FAULT=1         allocating pinned memory meets the error of a kernel that ran before
- *   EMULATED_STREAMS=MODE    late, others or soon: when work on a stream runs (streams_emu.h) */
+ *   EMULATED_SETS=FAULT      a fault of sets (backend.h): all have one working memory (scratch), begin without
+ *                            a wait for set 0 (begin), or it does not wait for the others (end)
+ *   EMULATED_STREAMS=MODE    late, others, soon or random:SEED: when work on a stream runs (streams_emu.h) */
 #ifndef DEVICE_EMULATED_H
 #define DEVICE_EMULATED_H
 

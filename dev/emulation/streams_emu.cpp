@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <map>
+#include <random>
 #include <vector>
 
 using std::function;
@@ -25,6 +26,8 @@ struct cuda_emu_event {
 };
 
 static enum cuda_emu_streams mode;
+static std::minstd_rand random_numbers;
+static bool (*before_event)(cudaStream_t, cudaStream_t);
 static std::vector<cudaStream_t> streams;
 static std::map<const char *, size_t> pinned;
 static size_t registered, uploaded; /* bytes, in all */
@@ -36,6 +39,14 @@ static dim3 (*before_kernel)(const void *, dim3);
 
 void cuda_emu_streams(enum cuda_emu_streams mode_) {
     mode = mode_;
+}
+
+void cuda_emu_seed(unsigned seed) {
+    random_numbers.seed(seed + 1);
+}
+
+void cuda_emu_before_event(bool (*call)(cudaStream_t waits, cudaStream_t other)) {
+    before_event = call;
 }
 
 void cuda_emu_before_work(void (*call)(void)) {
@@ -88,9 +99,20 @@ static void run_others(cudaStream_t but) {
     }
 }
 
+static void run_some(void) {
+    while (random_numbers() % 8) {
+        cudaStream_t s = streams[random_numbers() % streams.size()];
+        if (can_run(s)) run_first(s);
+    }
+}
+
 static void run_until(cudaStream_t s, size_t count) {
     while (s->finished < count) {
-        if (mode != CUDA_EMU_LATE) run_others(s);
+        if (mode == CUDA_EMU_STREAMS_RANDOM)
+            run_some();
+        else if (mode != CUDA_EMU_LATE)
+            run_others(s);
+        if (s->finished >= count) return;
         if (can_run(s))
             run_first(s);
         else
@@ -107,6 +129,7 @@ static void add(cudaStream_t s, work w) {
     s->queue.push_back(std::move(w));
     s->added++;
     if (mode == CUDA_EMU_SOON) run_others(NULL);
+    if (mode == CUDA_EMU_STREAMS_RANDOM && random_numbers() % 8 == 0) run_some();
 }
 
 void wait_for(cudaStream_t stream) {
@@ -145,7 +168,8 @@ void event_record(cudaEvent_t event, cudaStream_t s) {
 }
 
 void event_wait(cudaStream_t s, cudaEvent_t event) {
-    if (event->stream) add(s, work{nullptr, event->stream, event->count});
+    if (event->stream && (!before_event || before_event(s, event->stream)))
+        add(s, work{nullptr, event->stream, event->count});
 }
 
 void event_finish(cudaEvent_t event) {

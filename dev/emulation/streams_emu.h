@@ -9,6 +9,7 @@
  *     LATE     runs only what is waited for, at the last moment
  *     OTHERS   runs what can run in other streams, before each piece of work that is waited for
  *     SOON     runs everything as soon as it can
+ *     STREAMS_RANDOM  runs now and then what can run in some stream, in an order that cuda_emu_seed() decides
  *
  * The NULL stream is no queue: its work runs at once, after the work of all streams. As on a
  * device, a copy reads and writes pinned memory when it runs, and reads other memory of the host
@@ -22,14 +23,17 @@
 typedef struct cuda_emu_stream *cudaStream_t;
 typedef struct cuda_emu_event *cudaEvent_t;
 
-enum cuda_emu_streams { CUDA_EMU_LATE, CUDA_EMU_OTHERS, CUDA_EMU_SOON };
+enum cuda_emu_streams { CUDA_EMU_LATE, CUDA_EMU_OTHERS, CUDA_EMU_SOON, CUDA_EMU_STREAMS_RANDOM };
 /* Sets the mode for the work that follows. LATE at the start. */
 void cuda_emu_streams(enum cuda_emu_streams mode);
+void cuda_emu_seed(unsigned seed);
 /* Sets what is called before each piece of work, and each copy that runs at once. NULL at first. */
 void cuda_emu_before_work(void (*call)(void));
 /* Sets what is called when the host begins to wait for a stream. NULL at first. */
 void cuda_emu_before_wait(void (*call)(cudaStream_t stream));
 
+/* Sets what is called when a stream is to wait for another: false plants a fault, it does not. */
+void cuda_emu_before_event(bool (*call)(cudaStream_t waits, cudaStream_t other));
 /* Sets what is called before each kernel begins, with its grid. It returns the grid that runs. */
 void cuda_emu_before_kernel(struct dim3 (*call)(const void *kernel, struct dim3 grid));
 

@@ -81,8 +81,10 @@ struct backend_exchange {
     int workers, owners, groups;
 };
 
-/* See d2h_mark: marks for buckets, and those of losses (llmc/model/activations.h). */
-enum { BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2 };
+/* BACKEND_SETS: the most sets (sets_begin). Then the marks of d2h_mark: for buckets, and for losses of each
+ * set (llmc/model/activations.h). */
+enum { BACKEND_SETS = 8, BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2 };
+enum { BACKEND_ALL_MARKS = BACKEND_MARKS + BACKEND_SETS * BACKEND_LOSS_MARKS };
 
 /* Which kernels compute attention: the backend's own, or a library's. Their bits differ, so all
  * ranks, also after --resume, must use the same choice. */
@@ -138,7 +140,7 @@ struct backend {
      * backend. d2h_wait waits for all copies. It also waits for the operations called before a
      * d2h_async of 0 bytes. d2h_mark sets a mark after the copies called so far; d2h_wait_mark
      * waits for the copies before the last d2h_mark of the same number, which is less than
-     * BACKEND_MARKS + BACKEND_LOSS_MARKS.
+     * BACKEND_ALL_MARKS.
      * With d2h_order_mark the host does not wait for them, but operations called later do, so that
      * these may change the memory that was copied.
      *
@@ -174,6 +176,14 @@ struct backend {
     bool (*share)(const void *memory, struct backend_shared *out);
     const void *(*open_shared)(const struct backend_shared *shared);
     void (*close_shared)(const void *memory);
+    /* ---- sets: several passes at once; NULL if not on_device ----
+     * Between sets_begin(n), n <= BACKEND_SETS, and sets_end: the operations that this thread calls
+     * after use_set(s), s < n, run in the order of their calls, but beside those of other sets, whose
+     * results they must not use. They run after all that was called before sets_begin, and before all
+     * that is called after sets_end. (Other threads, and all other calls, use set 0.) */
+    void (*sets_begin)(int sets);
+    void (*use_set)(int set);
+    void (*sets_end)(void);
 
     /* ---- embedding ---- */
     /* out (N, C) = table (V, C)[tokens (N)] */

@@ -29,6 +29,16 @@ static void print_drift(int workers, double p) {
                             lossynet_drift_paper(p, 1));
 }
 
+/* Prints what a rank needs of its GPU: with the most sets of activations, and with one. */
+static void print_device(const struct llama_config *c, struct memory_plan_settings s) {
+    const int most = memory_plan_most_sets(&s);
+    for (s.sets = most; s.sets > 0; s.sets = s.sets > 1 ? 1 : 0)
+        printf("  %-20s %10.3f GB  %d %s%s at a time\n",
+               s.sets == most ? "on each rank's GPU" : "or",
+               memory_plan_of_run(c, &s).total_bytes / 1e9, s.sets,
+               s.run.group > 1 ? "group" : "worker", s.sets > 1 ? "s" : "");
+}
+
 /* Prints the memory that the ranks of this run, with their workers, need on their hosts. */
 static int print_host(const struct options *o, const struct lossynet_world *world,
                       const struct llama_config *c, const struct lossynet_settings *network,
@@ -47,6 +57,7 @@ static int print_host(const struct options *o, const struct lossynet_world *worl
            found.ranks > 1 ? "s" : "", found.host);
     printf("  %-20s %10.3f GB  %s%s\n", "available", found.available / 1e9, found.limit,
            found.fits ? "" : ": the run would be refused");
+    if (s.run.device) print_device(c, s);
     return 0;
 }
 

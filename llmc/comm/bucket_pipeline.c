@@ -129,7 +129,7 @@ void pipeline_gradients_sent(const struct bucket_pipeline *s) {
 }
 
 lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, const struct worker *w,
-                                           int bucket, double *waited) {
+                                           int set, int bucket, double *waited) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
     double slept = 0;
@@ -146,8 +146,8 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     } else if (s->arriving) {
         worker_move(w, s->be, ARRAY_PARAMS, (struct range){offset, count, 0});
     }
-    if (s->weights && !s->current && !w->master)
-        s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,
+    if (s->weights[set] && !s->current && !w->master)
+        s->be->convert((char *)s->weights[set] + offset * s->be->weight_bytes, w->params + offset,
                        count);
     *waited += slept;
     return status;
@@ -196,7 +196,7 @@ void pipeline_finish(struct bucket_pipeline *s) {
 void bucket_needed(struct bucket_hooks *h, int bucket) {
     if (!h || !h->first) return;
     const lossynet_status status =
-        pipeline_parameters_needed(h->pipeline, h->worker, bucket, &h->waited);
+        pipeline_parameters_needed(h->pipeline, h->worker, h->set, bucket, &h->waited);
     if (status) h->status = status;
 }
 

@@ -50,10 +50,10 @@ struct bucket_pipeline {
     bool early;                        /* the GRADIENT phase proceeds while workers compute */
     bool arriving;     /* parameters of the last broadcast are not yet on the device */
     const char *sends; /* "copied", "in place" (lossynet_register) */
-    /* The parameters that operations read, if they are not float32; otherwise NULL. With masters
-     * (worker.h) they are the replica, and buckets are rounded when they are received. */
-    weight *weights;
-    bool current;                   /* AdamW has written `weights`: there is nothing to convert */
+    /* [sets of activations]: the parameters that operations read, if they are not float32; otherwise NULL.
+     * With masters (worker.h) they are the replica, and buckets are rounded when they are received. */
+    weight *weights[BACKEND_SETS];
+    bool current;                   /* AdamW has written them: there is nothing to convert */
     struct pipeline_notice *notice; /* [local] */
 };
 
@@ -74,10 +74,10 @@ void pipeline_average_early(const struct bucket_pipeline *s, float *const *vecto
 void pipeline_gradients_sent(const struct bucket_pipeline *s);
 
 /* Call before a step first reads a bucket of a worker's parameters: waits for the network,
- * copies the bucket to the device if necessary, and converts it into `weights`. Adds the seconds
+ * copies the bucket to the device if necessary, and converts it into the set's `weights`. Adds the seconds
  * of waiting to *waited. */
 lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, const struct worker *w,
-                                           int bucket, double *waited);
+                                           int set, int bucket, double *waited);
 
 /* Copies the owners' shards, or the whole vectors of all workers, to where the network reads
  * them (send), or back (receive). to: ARRAY_COMM_PARAMS or ARRAY_COMM_GRADS; ARRAY_PARAMS or

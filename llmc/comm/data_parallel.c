@@ -41,6 +41,7 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     d->be = choice->backend;
     if (comm_check_device(d->options, d->be->on_device)) return -1;
     d->placement = placement_of(&plan.run);
+    d->group.sets = plan.sets;
     const struct lossynet_settings network =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);
     plan.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
@@ -80,18 +81,16 @@ static int open_comm(struct data_parallel *d) {
                          d->workers);
 }
 
-/* CPU threads: with at least as many groups as threads, each thread computes whole groups. */
 static int open_group(struct data_parallel *d) {
     int first, size;
     lossynet_group(d->comm, d->world.rank * d->local, &first, &size);
-    const int groups = (d->local + size - 1) / size, threads = omp_get_max_threads();
     const struct group group = {.first = first,
                                 .size = size,
                                 .workers = d->workers,
                                 .be = d->be,
                                 .layout = d->layout,
                                 .comm = d->comm,
-                                .sets = groups >= threads && !d->be->on_device ? threads : 1,
+                                .sets = d->group.sets,
                                 .placement = &d->placement};
     d->group = group;
     return group_open(&d->group, &d->world, d->local, comm_group(d->options) > 1,
@@ -177,7 +176,6 @@ static int open_pipeline(struct data_parallel *d) {
         .early = overlaps && (!d->group.host || !p->residual), /* needs the whole sum */
         .arriving = false,
         .sends = NULL,
-        .weights = NULL,
         .current = false,
         .notice = NULL};
     d->pipeline = pipeline;
@@ -185,9 +183,12 @@ static int open_pipeline(struct data_parallel *d) {
     if (pipeline_open(&d->pipeline)) return -1;
     if (!p->weights) return 0;
     const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
-    d->pipeline.weights = array_allocate(ARRAY_WEIGHTS, d->be, p, &sizes);
-    for (int w = 0; w < d->local && p->masters; w++) d->worker[w].weights = d->pipeline.weights;
-    return d->pipeline.weights ? 0 : -1;
+    for (int e = 0; e < d->group.sets; e++) {
+        d->pipeline.weights[e] = array_allocate(ARRAY_WEIGHTS, d->be, p, &sizes);
+        if (!d->pipeline.weights[e]) return -1;
+    }
+    if (p->masters) d->worker[0].weights = d->pipeline.weights[0];
+    return 0;
 }
 
 int data_parallel_open(struct data_parallel *d) {
@@ -211,7 +212,8 @@ void data_parallel_close(struct data_parallel *d) {
     group_close(&d->group);
     if (d->vectors.memory && d->placement.gathers)
         array_release(ARRAY_MODEL, d->vectors.memory, d->vectors.model);
-    if (d->be && !mapped) array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights);
+    for (int e = 0; e < BACKEND_SETS && d->be && !mapped; e++)
+        array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights[e]);
     pipeline_close(&d->pipeline);
     exchange_close(&d->vectors.exchange);
     free(d->worker);
@@ -451,7 +453,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         d->vectors.sent_ahead |=
             lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* A single worker owns all parameters, so only AdamW changes the weights in use. */
-    if (d->workers == 1 || d->placement.copies_bf16) step.weights = d->pipeline.weights;
+    if (d->workers == 1 || d->placement.copies_bf16) step.weights = d->pipeline.weights[0];
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         const bool replayed = lossynet_replayed(d->comm, k->id, &part);

@@ -42,7 +42,7 @@ static int gather_buckets(struct data_parallel *d, const struct named_tensor *wa
             if (copy_tensors(d->vectors.memory, wanted, there, tensors)) return -1;
             continue;
         }
-        d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
+        d->be->h2d_convert_async((char *)d->pipeline.weights[0] + offset * d->be->weight_bytes,
                                  d->vectors.model, count);
         d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* see d2h_wait */
         d->be->d2h_wait();
@@ -78,16 +78,17 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
 }
 
 const weight *data_parallel_weights(struct data_parallel *d, const float *params) {
-    if (!d->pipeline.weights) return params;
-    if (d->placement.masters) return d->pipeline.weights; /* data_parallel_model has put it there */
-    d->be->convert(d->pipeline.weights, params, d->layout->count);
-    return d->pipeline.weights;
+    if (!d->pipeline.weights[0]) return params;
+    if (d->placement.masters)
+        return d->pipeline.weights[0]; /* data_parallel_model has put it there */
+    d->be->convert(d->pipeline.weights[0], params, d->layout->count);
+    return d->pipeline.weights[0];
 }
 
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
     if (!d->placement.masters) return data_parallel_weights(d, w->params);
     worker_move(w, d->be, ARRAY_PARAMS, (struct range){0, d->layout->count, 0});
-    return d->pipeline.weights;
+    return d->pipeline.weights[0];
 }
 
 /* ---- initial values ----------------------------------------------------------------------- */

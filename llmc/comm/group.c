@@ -235,12 +235,48 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
 
 void group_work(const struct group *g, struct worker *worker, int local,
                 void (*work)(void *context, struct worker *w, int set), void *context) {
-    for (int w = 0; w < local && g->sets == 1; w++) work(context, &worker[w], 0);
-    if (g->sets == 1) return;
+    const bool in_turn = g->sets == 1 || g->be->on_device;
+    for (int w = 0; w < local && in_turn; w++) work(context, &worker[w], 0);
+    if (in_turn) return;
 #pragma omp parallel for schedule(dynamic) num_threads(g->sets)
     for (int first = 0; first < local; first += g->size)
         for (int w = first; w < first + g->size && w < local; w++)
             work(context, &worker[w], omp_get_thread_num());
+}
+
+struct passes {
+    bool (*pass)(void *context, struct worker *w, int set);
+    void *context;
+};
+
+static void all_passes(void *context, struct worker *w, int set) {
+    const struct passes *p = context;
+    while (p->pass(p->context, w, set)) {
+    }
+}
+
+/* The worker that a set computes after worker w: the next one of its group, or of its next group. */
+static int next_of_set(const struct group *g, int w) {
+    return (w + 1) % g->size ? w + 1 : w + 1 + (g->sets - 1) * g->size;
+}
+
+void group_passes(const struct group *g, struct worker *worker, int local,
+                  bool (*pass)(void *context, struct worker *w, int set), void *context) {
+    struct passes all = {pass, context};
+    int at[BACKEND_SETS]; /* the worker that each set computes */
+    if (!g->be->on_device) return group_work(g, worker, local, all_passes, &all);
+    for (int set = 0; set < g->sets; set++) at[set] = set * g->size;
+    g->be->sets_begin(g->sets);
+    for (bool more = true; more;) {
+        more = false;
+        for (int set = 0; set < g->sets; set++) {
+            if (at[set] >= local) continue;
+            g->be->use_set(set);
+            if (!pass(context, &worker[at[set]], set)) at[set] = next_of_set(g, at[set]);
+            more = true;
+        }
+    }
+    g->be->sets_end();
 }
 
 struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set) {

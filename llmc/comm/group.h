@@ -60,8 +60,9 @@ struct group {
     const struct param_layout *layout;
     struct lossynet_comm *comm; /* knows the owners; set by the caller before group_open */
     int pinned;                 /* number of members whose memory is pinned */
-    int sets; /* of activations, one for each thread that computes whole groups; 1: workers take
-                                   turns, and each uses all threads */
+    /* Of activations: one for each thread that computes whole groups, or, on a device, for groups that
+     * it computes at once (sets_begin). 1: workers take turns, and each uses all of the processor */
+    int sets;
     float **apart; /* [sets], of P elements: gradients of members other than the first, or NULL */
     struct group_sum sum;
     struct shared_memory *host; /* of a rank with one member; else NULL */
@@ -88,9 +89,14 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i);
 int group_open_peers(struct group *g, const struct worker *w);
 
 /* Calls work(context, worker, set) for each of the local workers, with the number of a set of
- * activations: with several sets each thread takes whole groups, else workers take turns. */
+ * activations: threads with sets of their own take whole groups, else workers take turns. */
 void group_work(const struct group *g, struct worker *worker, int local,
                 void (*work)(void *context, struct worker *w, int set), void *context);
+
+/* The same with pass(context, worker, set), which makes one of a worker's passes and returns whether there
+ * are more. On a device each set takes whole groups, and sets take turns: they compute at once. */
+void group_passes(const struct group *g, struct worker *worker, int local,
+                  bool (*pass)(void *context, struct worker *w, int set), void *context);
 
 /* Where to compute a member's gradient with a set of activations. */
 struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set);

@@ -37,8 +37,8 @@ struct found {
 };
 
 /* Whether the run fits into the free memory of a GPU that `sharing` ranks use. Sets the least
- * recomputation with which it fits, and with --attention auto whether cuDNN's working memory fits
- * beside that. */
+ * recomputation with which it fits, with --attention auto whether cuDNN's working memory fits
+ * beside that, and then the most sets of activations that fit. */
 static bool fits(const struct options *o, const struct llama_config *c,
                  struct memory_plan_settings *run, const struct backend *be, int sharing, char *why,
                  size_t size) {
@@ -48,6 +48,7 @@ static bool fits(const struct options *o, const struct llama_config *c,
     bool enough;
     const bool may = run->cudnn && o->attention == OPTION_ATTENTION_AUTO;
     run->cudnn = run->cudnn && !may;
+    run->sets = 1;
     if (o->recompute == RECOMPUTE_AUTO) {
         enough = memory_plan_choose_recompute(c, run, available, &total);
     } else {
@@ -59,7 +60,11 @@ static bool fits(const struct options *o, const struct llama_config *c,
         run->cudnn = true;
         run->cudnn = memory_plan_of_run(c, run).total_bytes <= available;
     }
-    if (enough) return true;
+    if (enough) {
+        run->sets = memory_plan_most_sets(run);
+        while (run->sets > 1 && memory_plan_of_run(c, run).total_bytes > available) run->sets--;
+        return true;
+    }
     if (sharing > 1) snprintf(part, sizeof part, " for each of the %d ranks on it", sharing);
     snprintf(
         why, size,
@@ -138,12 +143,17 @@ int backend_select(const struct options *o, const struct llama_config *c,
     struct found *all = calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the list of ranks", 0);
     const struct found *mine = &all[world->rank];
+    const int cpu_sets = run->sets;
     int status = find_device(o, c, run, world, all, out) || compare(all, world) ? -1 : 0;
     if (!status && mine->on_device) {
         out->recompute = run->recompute;
         out->faster_in_bf16 = false;
         if (explain && o->recompute == RECOMPUTE_AUTO && run->recompute != RECOMPUTE_NONE)
             printf("to save memory: --recompute %s\n", recompute_names[run->recompute]);
+        if (explain && run->sets < memory_plan_most_sets(run))
+            printf(
+                "to save memory: the GPU computes %d at a time of the %d workers that it could\n",
+                run->sets, memory_plan_most_sets(run));
         if (explain && world->ranks > 1 && !run->run.evaluates && run->run.dtype == DTYPE_BF16 &&
             !run->run.narrow)
             printf("note: GPUs compute in bf16, and packets are float32: --wire-dtype bf16 halves "
@@ -151,6 +161,7 @@ int backend_select(const struct options *o, const struct llama_config *c,
     } else if (!status) {
         if (explain && backend_cuda_built && o->device != DEVICE_CPU)
             printf("computing on the CPU: %s\n", mine->why);
+        run->sets = cpu_sets;
         status = choose_cpu(o, run, explain, out);
     }
     free(all);

@@ -20,8 +20,8 @@ struct backend_choice {
     bool faster_in_bf16;      /* bf16 would be much faster on this CPU; --dtype did not decide */
 };
 
-/* `run` is the memory plan's input, as for --dry-run; its dtype, device and recompute are filled
- * in. Collective: the ranks tell each other what they found, before any of them takes memory for
+/* `run` is the memory plan's input, as for --dry-run; its dtype, device, recompute and sets are
+ * filled in. Collective: the ranks tell each other what they found, before any of them takes memory for
  * the run. A rank takes the host's GPU number world->local_rank; ranks that share a GPU share its
  * free memory. `explain`: with --device auto, prints one line on stdout that says why the run
  * does not use a GPU, unless the program was built without CUDA; and one line if the CPU has no

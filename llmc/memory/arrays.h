@@ -23,7 +23,7 @@ enum array_type { TYPE_FLOAT32, TYPE_BF16, TYPE_COPY /* bf16 with copies_bf16, e
 enum array_per {
     PER_RANK,
     PER_WORKER,
-    PER_SET,      /* of activations, for the members of groups beside the first */
+    PER_SET,      /* of activations */
     PER_GRADIENT, /* of a rank: members of a group on one rank share it */
     PER_REPLICA,  /* of a rank; without a device, ranks of a group share it in equal parts */
     PER_GROUP     /* ranks of a group share it in equal parts */

@@ -92,12 +92,22 @@ static double replicas_of(const struct memory_plan_settings *s) {
     return local_of(s) > 1 ? local_groups(s) : 1.0 / s->members;
 }
 
+int memory_plan_most_sets(const struct memory_plan_settings *s) {
+    const int groups = s->run.evaluates ? 1 : local_groups(s);
+    return groups < BACKEND_SETS ? groups : BACKEND_SETS;
+}
+
+static int sets_of(const struct memory_plan_settings *s) {
+    return s->sets ? s->sets : 1;
+}
+
 /* Threads are used as in train_llama2.cu: with at least as many local groups as threads, each
- * thread computes whole groups, with activations of its own. */
+ * thread computes whole groups, with activations of its own. A device has one set until it is known how
+ * many fit (backend_select). */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->run.ranks = ranks;
     s->saving.rank = rank;
-    s->sets = local_groups(s) >= s->threads ? s->threads : 1;
+    s->sets = local_groups(s) >= s->threads && !s->run.device ? s->threads : 1;
     int first = 0;
     for (int g = 0; first <= rank * local_of(s); g++) first += s->members = size_of(s, g, first);
 }
@@ -136,7 +146,7 @@ static struct array_sizes sizes_of(const struct llama_config *c,
                                 .copy_slots = gradient_elements(c, p.copy_slots),
                                 .model = p.masters ? fmax(layer, table) : P,
                                 .workers = local_of(s),
-                                .sets = several && group_of(s) > 1 ? s->sets : 0,
+                                .sets = sets_of(s),
                                 .gradients = several ? replicas : 1,
                                 .replicas = several || !s->run.device ? replicas : 1,
                                 .groups = replicas};
@@ -164,14 +174,15 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
                             ? (double)backend_cuda_muon_bytes(longest, c->width, element)
                             : 0;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    return cudnn_bytes(c, s) + fmax(logits, muon) + (attention > norm ? attention : norm) +
+    const double set = cudnn_bytes(c, s) + fmax(logits, muon) + fmax(attention, norm);
+    return sets_of(s) * set + (sets_of(s) - 1.0) * MEMORY_PLAN_PRODUCT_BYTES +
            MEMORY_PLAN_OPENED_BYTES;
 }
 
 /* The same on a CPU. */
 static double cpu_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
     const int N = s->batch * s->seq, C = c->width, F = c->hidden, HD = c->heads * c->head_size;
-    const int threads = s->threads > 1 ? s->threads : 1, sets = s->sets ? s->sets : 1;
+    const int threads = s->threads > 1 ? s->threads : 1;
     const bool backward = !s->run.evaluates;
     struct cpu_working w = {0, {0}};
     if (s->run.dtype == DTYPE_BF16) w.packed = backend_cpu_multiplies_bf16() ? 2 : 4;
@@ -182,7 +193,7 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
     cpu_working_matmul(&w, N, C, 2 * F, backward);
     cpu_working_matmul(&w, N, F, C, backward);
     if (s->owners.largest > 0 && backward) cpu_working_muon(&w, C > HD ? C : HD, F > HD ? F : HD);
-    return cpu_working_bytes(&w, sets, threads);
+    return cpu_working_bytes(&w, sets_of(s), threads);
 }
 
 /* The copy from which a checkpoint is written while training goes on. */
@@ -238,7 +249,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes =
         (double)activations_bytes(config, bf16 ? 2 : 4, s->batch, s->seq, p.trains, s->recompute) *
-        (s->sets && !device ? s->sets : 1);
+        sets_of(s);
     if (s->remembers)
         e.activation_bytes += (bf16 ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
                               (config->heads + 2.0 * config->kv_heads) * config->head_size;

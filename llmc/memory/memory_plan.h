@@ -46,7 +46,8 @@ struct memory_plan_settings {
     const int *group_sizes;
     int members;              /* workers in this rank's group */
     int batch, seq;           /* of a micro-batch */
-    int sets, threads;        /* CPU: sets of activations, and threads that compute; 0: 1 */
+    int sets;                 /* of activations; 0: 1 */
+    int threads;              /* CPU: threads that compute; 0: 1 */
     bool cudnn;               /* it may compute attention */
     bool remembers;           /* it keeps keys and values of all layers, to generate text */
     enum recompute recompute; /* not auto */
@@ -73,9 +74,10 @@ struct memory_plan {
 
 /* Bytes around a datagram: Ethernet 38 with preamble, checksum and gap; IPv4 20; UDP 8. */
 enum { MEMORY_PLAN_FRAME_BYTES = 66 };
-/* Bytes that opening a device takes: cuBLASLt's workspace, and an assumed 600 MB for the
- * driver's context and code. */
-enum { MEMORY_PLAN_OPENED_BYTES = (64 << 20) + 600000000 };
+/* Bytes of cuBLASLt's workspace of a set; and those that opening a device takes: the first of these, and an
+ * assumed 600 MB for the driver's context and code. */
+enum { MEMORY_PLAN_PRODUCT_BYTES = 64 << 20 };
+enum { MEMORY_PLAN_OPENED_BYTES = MEMORY_PLAN_PRODUCT_BYTES + 600000000 };
 
 /* Bytes of a process that computes nothing yet (measured). */
 enum { MEMORY_PLAN_PROGRAM_BYTES = 10000000 };
@@ -95,6 +97,10 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
 /* Size of a checkpoint, including the stale packets of the replicas. */
 double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s);
+
+/* The most sets of activations that a rank can use at once on a device: one for each of its groups, at most
+ * BACKEND_SETS. */
+int memory_plan_most_sets(const struct memory_plan_settings *s);
 
 /* Sets s->recompute to the least recomputation with which the run needs at most `available` bytes,
  * and *total to the bytes that it needs. If nothing fits, it sets the most recomputation. available

@@ -35,7 +35,7 @@ struct placement placement_of(const struct placement_run *r) {
                               [ARRAY_MASTER] = p.masters,
                               [ARRAY_WEIGHTS] = p.weights,
                               [ARRAY_GRADS] = p.trains,
-                              [ARRAY_APART] = p.trains && !p.shares_ranks,
+                              [ARRAY_APART] = p.trains && r->group > 1 && !one,
                               [ARRAY_AVERAGE] = p.masters,
                               [ARRAY_M] = p.trains,
                               [ARRAY_V] = p.trains,

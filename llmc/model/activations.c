@@ -179,9 +179,13 @@ static float *copy_of_losses(const struct activations *a, int pass) {
     return a->host_losses.copy + (size_t)(pass % BACKEND_LOSS_MARKS) * a->B * a->T;
 }
 
+static int mark_of(const struct loss_copies *losses, int pass) {
+    return BACKEND_MARKS + losses->set * BACKEND_LOSS_MARKS + pass % BACKEND_LOSS_MARKS;
+}
+
 /* On a device, the next pass waits until its losses may be written. */
 void activations_send_losses(struct activations *a, const struct backend *be, int n) {
-    const int mark = BACKEND_MARKS + a->host_losses.sent % BACKEND_LOSS_MARKS;
+    const int mark = mark_of(&a->host_losses, a->host_losses.sent);
     float *copy = copy_of_losses(a, a->host_losses.sent++);
     if (!be->on_device) {
         memcpy(copy, a->losses, (size_t)n * sizeof *copy);
@@ -194,7 +198,7 @@ void activations_send_losses(struct activations *a, const struct backend *be, in
 
 const float *activations_read_losses(struct activations *a, const struct backend *be) {
     const int pass = a->host_losses.read++;
-    if (be->on_device) be->d2h_wait_mark(BACKEND_MARKS + pass % BACKEND_LOSS_MARKS);
+    if (be->on_device) be->d2h_wait_mark(mark_of(&a->host_losses, pass));
     return copy_of_losses(a, pass);
 }
 

@@ -52,6 +52,7 @@ struct layer_activations {
 /* Copies of the losses of passes, on the host. On a device they are pinned. */
 struct loss_copies {
     float *copy;    /* (BACKEND_LOSS_MARKS, N) */
+    int set;        /* whose marks it uses (backend.h); 0 unless the caller sets it */
     int sent, read; /* passes so far; at most BACKEND_LOSS_MARKS are sent and not read */
 };
 

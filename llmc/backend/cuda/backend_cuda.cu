@@ -209,6 +209,16 @@ static void close_shared(const void *memory) {
     device_close_shared(memory);
 }
 
+static void sets_begin(int sets) {
+    device_scope scope;
+    device_sets_begin(sets);
+}
+
+static void sets_end(void) {
+    device_scope scope;
+    device_sets_end();
+}
+
 /* The same on the way out. */
 static void d2h_round_async(uint16_t *host, const float *from, size_t n) {
     static struct stream_memory memory;
@@ -722,6 +732,9 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.share = share;
     b.open_shared = open_shared;
     b.close_shared = close_shared;
+    b.sets_begin = sets_begin;
+    b.use_set = device_use_set;
+    b.sets_end = sets_end;
     b.embedding_forward = embedding_forward;
     b.embedding_backward = embedding_backward;
     b.rmsnorm_forward = rmsnorm_forward;

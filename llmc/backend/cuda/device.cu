@@ -19,8 +19,10 @@ static struct {
     int cudnn_from;
     int id, memory_node;
     char name[384], identity[40], products[64];
-    void *scratch[SCRATCHES];
-    size_t scratch_bytes[SCRATCHES];
+    struct {
+        void *memory;
+        size_t bytes;
+    } scratch[BACKEND_SETS][SCRATCHES];
 } device;
 
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
@@ -164,10 +166,11 @@ size_t device_memory_free(void) {
 }
 
 void *device_scratch_memory(enum device_scratch which, size_t bytes) {
-    if (bytes > device.scratch_bytes[which]) {
-        CHECK(cudaFree(device.scratch[which]));
-        device.scratch[which] = device_allocate(bytes);
-        if (!device.scratch[which]) {
+    auto *s = &device.scratch[device_set()][which];
+    if (bytes > s->bytes) {
+        CHECK(cudaFree(s->memory));
+        s->memory = device_allocate(bytes);
+        if (!s->memory) {
             size_t available = device_memory_free();
             log_error(
                 "CUDA: out of memory: an operation needs %.3f GB to work with, %.3f GB are free "
@@ -175,7 +178,7 @@ void *device_scratch_memory(enum device_scratch which, size_t bytes) {
                 (double)bytes / 1e9, (double)available / 1e9);
             exit(1);
         }
-        device.scratch_bytes[which] = bytes;
+        s->bytes = bytes;
     }
-    return device.scratch[which];
+    return s->memory;
 }

@@ -89,7 +89,14 @@ void *device_allocate(size_t bytes); /* zeroed, aligned to 256 bytes; NULL if ou
 void device_release(void *memory);   /* NULL is fine */
 size_t device_memory_free(void);
 
-cudaStream_t device_stream(void); /* compute */
+/* Each set (backend.h) has a compute stream and working memory of its own. device_set: the calling
+ * thread's. The compute streams of sets wait for that of set 0, and it waits for them in the end. */
+int device_set(void);
+void device_sets_begin(int sets);
+void device_use_set(int set);
+void device_sets_end(void);
+
+cudaStream_t device_stream(void); /* compute, of the set */
 void device_synchronize(void);    /* the host waits for the compute stream */
 
 /* These work on the compute stream. After upload returns, the host's memory may be reused. After
@@ -139,7 +146,7 @@ bool device_share(const void *memory, struct backend_shared *out);
 const void *device_open_shared(const struct backend_shared *shared);
 void device_close_shared(const void *memory);
 
-/* Working memory of operations. It grows and never shrinks, and is not zeroed. Its contents last
+/* Working memory of the set's operations. It grows and never shrinks, and is not zeroed. Its contents last
  * until the next operation that asks for the same. The program ends if there is none. */
 enum device_scratch { SCRATCH_KERNEL, SCRATCH_ARGUMENTS, SCRATCH_LOGITS, SCRATCHES };
 void *device_scratch_memory(enum device_scratch which, size_t bytes);

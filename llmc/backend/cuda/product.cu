@@ -72,7 +72,7 @@ static struct {
     decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
     decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
     cublasLtHandle_t handle;
-    void *workspace;
+    void *workspace[BACKEND_SETS];
     struct answer answer[ANSWERS];
     int next; /* which of 8 answers to forget when all 8 are used, modulo 8 */
 } lt;
@@ -119,8 +119,8 @@ bool product_open(char *why, size_t why_size) {
         snprintf(why, why_size, "cuBLASLt does not start: %s", lt.text(status));
         return false;
     }
-    lt.workspace = device_allocate(WORKSPACE);
-    if (!lt.workspace) {
+    lt.workspace[0] = device_allocate(WORKSPACE);
+    if (!lt.workspace[0]) {
         snprintf(why, why_size, "the device has no %d MB of memory left (%.3f GB are free)",
                  WORKSPACE / 1000000, (double)device_memory_free() / 1e9);
         return false;
@@ -245,6 +245,16 @@ static struct key key_of(const void *out, const void *a, const void *b, const st
     return key;
 }
 
+static void *workspace_of_set(void) {
+    void **workspace = &lt.workspace[device_set()];
+    if (!*workspace) *workspace = device_allocate(WORKSPACE);
+    if (!*workspace) {
+        log_out_of_memory("products of a set", WORKSPACE);
+        exit(1);
+    }
+    return *workspace;
+}
+
 void device_product(void *out, const void *a, const void *b, const struct product *p) {
     const float one = 1, beta = p->accumulate ? 1 : 0;
     char name[64];
@@ -252,6 +262,7 @@ void device_product(void *out, const void *a, const void *b, const struct produc
     streams_note(name);
     const struct key key = key_of(out, a, b, p);
     const struct answer *x = answer(&key);
+    void *workspace = workspace_of_set();
     CHECK(lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
-                    out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream()));
+                    out, x->out, &x->algorithm, workspace, x->workspace, device_stream()));
 }

@@ -23,11 +23,14 @@ struct staging {
 };
 
 static struct {
-    cudaStream_t compute, out, in, average;
-    cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
-    cudaEvent_t mark[BACKEND_MARKS + BACKEND_LOSS_MARKS]; /* of out */
+    cudaStream_t compute[BACKEND_SETS], out, in, average;
+    cudaEvent_t reached;                 /* by the stream that another waits for */
+    cudaEvent_t mark[BACKEND_ALL_MARKS]; /* of out */
     struct staging leaving, coming;
+    int sets; /* that were begun */
 } device;
+
+static thread_local int set;
 
 #define CHECK(call) CUDA_CHECK(call)
 
@@ -86,31 +89,26 @@ void cuda_launched(const void *kernel) {
 }
 
 cudaError_t streams_open(void) {
-    cudaStream_t *const streams[] = {
-        &device.compute,         &device.out,           &device.in, &device.average,
-        &device.leaving.kernels, &device.coming.kernels};
-    cudaEvent_t *const events[] = {&device.done,
-                                   &device.received,
-                                   &device.leaving.full[0],
-                                   &device.leaving.full[1],
-                                   &device.leaving.empty[0],
-                                   &device.leaving.empty[1],
-                                   &device.coming.full[0],
-                                   &device.coming.full[1],
-                                   &device.coming.empty[0],
-                                   &device.coming.empty[1]};
+    cudaStream_t *const streams[] = {&device.out, &device.in, &device.average,
+                                     &device.leaving.kernels, &device.coming.kernels};
+    cudaEvent_t *const events[] = {
+        &device.reached,          &device.leaving.full[0],  &device.leaving.full[1],
+        &device.leaving.empty[0], &device.leaving.empty[1], &device.coming.full[0],
+        &device.coming.full[1],   &device.coming.empty[0],  &device.coming.empty[1]};
     int least, greatest;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     /* Kernels that move data are short, and the host, the network or compute wait for them. Without
      * priority, their blocks would start when a product has started all of its own. */
-    for (int i = 0; i < 6 && error == cudaSuccess; i++) {
-        error = cudaStreamCreateWithPriority(streams[i], cudaStreamNonBlocking,
-                                             streams[i] == &device.compute ? least : greatest);
+    for (int i = 0; i < BACKEND_SETS && error == cudaSuccess; i++) {
+        error = cudaStreamCreateWithPriority(&device.compute[i], cudaStreamNonBlocking, least);
     }
-    for (int i = 0; i < 10 && error == cudaSuccess; i++) {
+    for (int i = 0; i < 5 && error == cudaSuccess; i++) {
+        error = cudaStreamCreateWithPriority(streams[i], cudaStreamNonBlocking, greatest);
+    }
+    for (int i = 0; i < 9 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
     }
-    for (int i = 0; i < BACKEND_MARKS + BACKEND_LOSS_MARKS && error == cudaSuccess; i++) {
+    for (int i = 0; i < BACKEND_ALL_MARKS && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(&device.mark[i], cudaEventDisableTiming);
     }
     return error;
@@ -118,20 +116,44 @@ cudaError_t streams_open(void) {
 
 /* ---- compute ---- */
 
+int device_set(void) {
+    return set;
+}
+
 cudaStream_t device_stream(void) {
-    return device.compute;
+    return device.compute[set];
+}
+
+/* An event may be recorded again at once: who waits for it waits for what was last recorded. */
+static void wait_for(cudaStream_t waits, cudaStream_t stream) {
+    CHECK(cudaEventRecord(device.reached, stream));
+    CHECK(cudaStreamWaitEvent(waits, device.reached, 0));
+}
+
+void device_sets_begin(int sets) {
+    for (int i = 1; i < sets; i++) wait_for(device.compute[i], device.compute[0]);
+    device.sets = sets;
+}
+
+void device_use_set(int set_) {
+    set = set_;
+}
+
+void device_sets_end(void) {
+    for (int i = 1; i < device.sets; i++) wait_for(device.compute[0], device.compute[i]);
+    device.sets = 1, set = 0;
 }
 
 void device_synchronize(void) {
-    CHECK(cudaStreamSynchronize(device.compute));
+    CHECK(cudaStreamSynchronize(device_stream()));
 }
 
 void device_copy(void *to, const void *from, size_t bytes) {
-    CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.compute));
+    CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device_stream()));
 }
 
 void device_clear(void *memory, size_t bytes) {
-    CHECK(cudaMemsetAsync(memory, 0, bytes, device.compute));
+    CHECK(cudaMemsetAsync(memory, 0, bytes, device_stream()));
 }
 
 /* Uploads go through a ring of pinned memory, so that the host may reuse its memory at once and never
@@ -191,7 +213,7 @@ void device_upload(void *to, const void *host, size_t bytes) {
 }
 
 void device_download(void *host, const void *from, size_t bytes) {
-    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.compute));
+    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device_stream()));
     device_synchronize();
 }
 
@@ -238,9 +260,8 @@ void device_unpin(void *memory) {
 /* A stream that waits for an event waits for what was last recorded in it before that call, and
  * does not wait if nothing was. */
 void device_out_begin(void) {
-    CHECK(cudaEventRecord(device.done, device.compute));
-    CHECK(cudaStreamWaitEvent(device.out, device.done, 0));
-    CHECK(cudaStreamWaitEvent(device.leaving.kernels, device.done, 0));
+    wait_for(device.out, device_stream());
+    wait_for(device.leaving.kernels, device_stream());
 }
 
 cudaStream_t device_out_part(int buffer) {
@@ -277,7 +298,7 @@ void device_d2h_wait_mark(int mark) {
 }
 
 void device_d2h_order_mark(int mark) {
-    CHECK(cudaStreamWaitEvent(device.compute, device.mark[mark], 0));
+    CHECK(cudaStreamWaitEvent(device_stream(), device.mark[mark], 0));
 }
 
 cudaStream_t device_average_stream(void) {
@@ -305,18 +326,13 @@ void device_in_read(int buffer) {
     CHECK(cudaEventRecord(device.coming.empty[buffer], device.coming.kernels));
 }
 
-static void compute_waits_for(cudaStream_t stream) {
-    CHECK(cudaEventRecord(device.received, stream));
-    CHECK(cudaStreamWaitEvent(device.compute, device.received, 0));
-}
-
 void device_in_end(void) {
-    compute_waits_for(device.coming.kernels);
+    wait_for(device_stream(), device.coming.kernels);
 }
 
 void device_h2d_async(void *to, const void *host, size_t bytes) {
     CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.in));
-    compute_waits_for(device.in);
+    wait_for(device_stream(), device.in);
 }
 
 void device_h2d_wait(void) {
@@ -326,5 +342,5 @@ void device_h2d_wait(void) {
 
 void device_peer_async(void *to, const void *from, size_t bytes) {
     CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.in));
-    compute_waits_for(device.in);
+    wait_for(device_stream(), device.in);
 }

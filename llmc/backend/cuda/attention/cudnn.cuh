@@ -14,14 +14,21 @@
 static struct {
     struct attention_choice choice;
     struct cudnn_attention *plans;
-    void *workspace;
+    void *workspace[BACKEND_SETS];
 } by_cudnn;
 
 static void attention_cudnn_close(void) {
     cudnn_attention_release(by_cudnn.plans);
-    device_release(by_cudnn.workspace);
-    by_cudnn.plans = NULL, by_cudnn.workspace = NULL;
+    for (void *&workspace : by_cudnn.workspace) device_release(workspace), workspace = NULL;
+    by_cudnn.plans = NULL;
     by_cudnn.choice.library = 0;
+}
+
+/* The set's, or NULL if there is no memory for it. */
+static void *attention_cudnn_workspace(void) {
+    void **workspace = &by_cudnn.workspace[device_set()];
+    if (!*workspace) *workspace = device_allocate(cudnn_attention_workspace(by_cudnn.plans));
+    return *workspace;
 }
 
 static int attention_cudnn_open(int B, int T, int H, int K, int D, char *why, size_t why_size) {
@@ -29,8 +36,7 @@ static int attention_cudnn_open(int B, int T, int H, int K, int D, char *why, si
     by_cudnn.plans = cudnn_attention_plan(B, T, H, K, D, NULL, why, why_size);
     if (!by_cudnn.plans) return 0;
     const size_t bytes = cudnn_attention_workspace(by_cudnn.plans);
-    by_cudnn.workspace = device_allocate(bytes);
-    if (!by_cudnn.workspace) {
+    if (!attention_cudnn_workspace()) {
         snprintf(why, why_size, "cuDNN needs %.3f GB to work in, and %.3f GB are free",
                  1e-9 * (double)bytes, 1e-9 * (double)device_memory_free());
         attention_cudnn_close();
@@ -69,21 +75,25 @@ static void attention_cudnn_done(bool done, const char *why) {
 }
 
 static void attention_cudnn_forward(void *out, float *log_sum_exp, const void *qkv) {
-    char why[256] = "";
-    const bool done = attention_cudnn_run([&] {
-        return cudnn_attention_forward(by_cudnn.plans, out, log_sum_exp, qkv, by_cudnn.workspace,
-                                       device_stream(), why, sizeof why);
-    });
+    char why[256] = "no memory for cuDNN's attention in another set";
+    void *workspace = attention_cudnn_workspace();
+    const bool done =
+        workspace && attention_cudnn_run([&] {
+            return cudnn_attention_forward(by_cudnn.plans, out, log_sum_exp, qkv, workspace,
+                                           device_stream(), why, sizeof why);
+        });
     attention_cudnn_done(done, why);
 }
 
 static void attention_cudnn_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
                                      const float *log_sum_exp) {
-    char why[256] = "";
-    const bool done = attention_cudnn_run([&] {
-        return cudnn_attention_backward(by_cudnn.plans, dqkv, dout, out, qkv, log_sum_exp,
-                                        by_cudnn.workspace, device_stream(), why, sizeof why);
-    });
+    char why[256] = "no memory for cuDNN's attention in another set";
+    void *workspace = attention_cudnn_workspace();
+    const bool done =
+        workspace && attention_cudnn_run([&] {
+            return cudnn_attention_backward(by_cudnn.plans, dqkv, dout, out, qkv, log_sum_exp,
+                                            workspace, device_stream(), why, sizeof why);
+        });
     attention_cudnn_done(done, why);
 }
 
