@@ -31,6 +31,7 @@
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "lossynet/loss/loss.h"
+#include "test/support/write_model.h"
 
 /* loss_model.c's only need of the rest of lossynet */
 void *ln_memory_take(size_t count, size_t size) {
@@ -147,7 +148,7 @@ static void make_model(void) {
     small_tensors(tensors, memory);
     char path[128];
     snprintf(path, sizeof path, "%s/good", directory);
-    if (hf_model_write(path, &small, tensors, TENSORS, NULL)) abort();
+    if (write_whole_model(path, &small, tensors, TENSORS, NULL)) abort();
     static const char *const copied[2] = {"config.json", "model.safetensors"};
     const struct memory_file *const to[2] = {&good_config, &good_shard};
     for (int i = 0; i < 2; i++) {

@@ -361,29 +361,3 @@ void hf_model_abandon(const char *directory) {
     char partial[FILE_PATH_BYTES];
     if (hf_model_partial(directory, partial) == 0) hf_model_remove(partial);
 }
-
-static int write_all(const char *directory, const struct llama_config *config,
-                     const struct named_tensor *tensors, size_t count,
-                     const struct carried *carried) {
-    char partial[FILE_PATH_BYTES];
-    int shards = 1, failed = 0;
-    if (hf_model_begin(directory) || hf_model_partial(directory, partial)) return -1;
-    for (size_t i = 0; i < count; i++)
-        if (tensors[i].shard >= shards) shards = tensors[i].shard + 1;
-    for (int s = 0; s < shards && !failed; s++)
-        failed = hf_model_write_shard(partial, tensors, count, s, shards);
-    if (!failed && !hf_model_write_rest(partial, config, tensors, count, shards, carried))
-        return hf_model_commit(directory);
-    hf_model_abandon(directory); /* a full disk needs the space */
-    return -1;
-}
-
-int hf_model_write(const char *directory, const struct llama_config *config,
-                   const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
-    const char *const nothing = NULL;
-    struct carried *carried;
-    if (carried_open(&nothing, tokenizer_path, &carried)) return -1;
-    const int status = write_all(directory, config, tensors, count, carried);
-    carried_close(carried);
-    return status;
-}

@@ -7,7 +7,7 @@
  *                        program copies (carried.h)
  *     trainer.json, optimizer-*.safetensors   the rest of a training run's state (resume.h)
  *
- * LlamaForCausalLM.from_pretrained(DIR) reads what hf_model_write wrote, and hf_model_read reads
+ * LlamaForCausalLM.from_pretrained(DIR) reads what was written, and hf_model_read reads
  * what save_pretrained wrote.
  */
 #ifndef LLMC_CHECKPOINT_HF_MODEL_H
@@ -39,21 +39,14 @@ double hf_model_bytes_of_rank(const struct llama_config *config, double shard_by
 enum { HF_MODEL_NAME_BYTES = 64 };
 void hf_model_shard_name(int shard, int shards, char name[HF_MODEL_NAME_BYTES]);
 
-/* Writes a checkpoint. tensors: those of model_tensors(config), any order, data filled in.
- * tokenizer_path: copied into DIR; NULL for none. Everything is written and synced
- * under DIR.partial and then renamed, so that DIR is always either the old checkpoint or the new
- * one, and complete. Parents of DIR must exist. An older checkpoint at DIR is replaced; a directory
- * that holds anything else is not touched and is an error. One writer at a time per DIR.
- * Returns 0, or -1 after reporting. */
-int hf_model_write(const char *directory, const struct llama_config *config,
-                   const struct named_tensor *tensors, size_t count, const char *tokenizer_path);
-
-/* The same in parts, for writers that add their own files (async_writer.c). `begin` creates an
- * empty directory, and `partial` returns its name. `write_shard` writes the tensors of a shard into
+/* Writes a checkpoint, in parts, since writers add their own files (async_writer.c). DIR is always either the
+ * old checkpoint or the new one, and complete. `begin` creates an empty directory beside it, and
+ * `partial` returns its name. Parents of DIR must exist. A directory that holds anything but an older
+ * checkpoint is not touched and is an error. `write_shard` writes the tensors of a shard into
  * it; only these tensors need data. `write_rest` writes the index of the shards, if there are
  * several, what is carried (carried.h; NULL: nothing) and config.json. `commit` syncs it and renames it to DIR. `abandon`
  * removes it. The writers' own files may be trainer.json, optimizer-NNNNN-of-NNNNN.safetensors and
- * files-NNNNN-of-NNNNN.json. All return 0, or -1 after reporting. */
+ * files-NNNNN-of-NNNNN.json. One writer at a time per DIR. All return 0, or -1 after reporting. */
 int hf_model_begin(const char *directory);
 int hf_model_partial(const char *directory, char partial[FILE_PATH_BYTES]);
 int hf_model_write_shard(const char *directory, const struct named_tensor *tensors, size_t count,

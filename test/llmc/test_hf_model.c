@@ -15,6 +15,7 @@
 #include "llmc/model/config.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "test/support/llmc_test.h"
+#include "test/support/write_model.h"
 
 /* ---- safetensors --------------------------------------------------------------------------------
  */
@@ -273,7 +274,7 @@ static int write_model(const char *directory, const struct llama_config *config,
                        const char *tokenizer) {
     struct model *model = make_model(config, first);
     hf_model_cut(model->tensors, model->count, shard_bytes);
-    int status = hf_model_write(directory, config, model->tensors, model->count, tokenizer);
+    int status = write_whole_model(directory, config, model->tensors, model->count, tokenizer);
     free(model);
     return status;
 }
