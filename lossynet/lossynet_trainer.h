@@ -359,8 +359,6 @@ bool lossynet_option_is_pair(const struct lossynet_option *option);
 void lossynet_options_apply(const struct lossynet_options *options, int ranks, bool on_device,
                             struct lossynet_settings *out);
 
-/* Whether packets can be lost: on purpose, or by the link between so many ranks. */
-bool lossynet_options_may_lose(const struct lossynet_options *options, int ranks);
 /* The type on the wire. */
 lossynet_wire_dtype lossynet_options_wire(const struct lossynet_options *options);
 /* The share for lossynet_error_feedback_share, and the rounds of retransmission. */

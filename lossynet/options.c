@@ -282,7 +282,8 @@ lossynet_wire_dtype lossynet_options_wire(const struct lossynet_options *o) {
     return o->wire_dtype == LOSSYNET_WIRE_AUTO ? LOSSYNET_INT6 : (lossynet_wire_dtype)o->wire_dtype;
 }
 
-bool lossynet_options_may_lose(const struct lossynet_options *o, int ranks) {
+/* Whether packets can be lost: on purpose, or by the link between so many ranks. */
+static bool may_lose(const struct lossynet_options *o, int ranks) {
     return (ranks > 1 && o->link != LOSSYNET_LINK_MPI) || o->loss_rate[0] > 0 ||
            o->loss_rate[1] > 0 || strcmp(o->loss_at, "none") != 0 || strchr(o->loss_model, ':');
 }
@@ -292,7 +293,7 @@ double lossynet_options_carry(const struct lossynet_options *o, int ranks, bool 
     if (o->carry >= 0) return o->carry;
     const bool small =
         lossynet_options_wire(o) >= LOSSYNET_INT8; /* rounded by so much that it counts */
-    return fits && (small || lossynet_options_may_lose(o, ranks)) && !on_device;
+    return fits && (small || may_lose(o, ranks)) && !on_device;
 }
 
 /* Only gradients are worth sending again at full size. Small packets leave room for both phases. */

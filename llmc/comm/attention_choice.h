@@ -25,15 +25,6 @@ extern "C" {
 int attention_choose(const struct options *o, const struct llama_config *c, int B, int T, bool room,
                      const struct backend *be, const struct lossynet_world *world, bool tell);
 
-/* Compares `count` rows of D numbers (bfloat16) of a and b. Rows begin `row` elements apart.
- * Returns the largest difference between two rows, in units of the difference that rounding may
- * cause: 10% of the row's norm, plus 0.06 sqrt(D * share / (t + 1)) for row t of T, since results
- * of attention are means over t + 1 tokens. Inputs have variance 1, and `share` query heads add up.
- * Rounding alone gives 0.1 with heads of 48, and 0.3 with heads of 8. Wrong results give 6 and
- * more. NaN counts as infinite. */
-double attention_difference(const uint16_t *a, const uint16_t *b, size_t count, int T, int D,
-                            size_t row, int share);
-
 #ifdef __cplusplus
 }
 #endif

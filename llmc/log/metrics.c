@@ -7,7 +7,8 @@
 
 #include "llmc/log/error.h"
 
-double metrics_loss_rate(const struct step_metrics *r, int phase) {
+/* The share of a phase's packets that did not arrive; 0 if there were none. */
+static double loss_rate(const struct step_metrics *r, int phase) {
     return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
 }
 
@@ -67,11 +68,10 @@ int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
         "step", "step", r->step, "loss", jsonl_number(r->loss), "grad_norm",
         jsonl_number(r->grad_norm), "lr", r->learning_rate, "tokens_per_second",
         jsonl_number(r->tokens / r->seconds), "step_ms", 1e3 * r->seconds, "communication_ms",
-        1e3 * r->communication_seconds, "gradient_loss_rate", metrics_loss_rate(r, 0),
-        "parameter_loss_rate", metrics_loss_rate(r, 1), "drift", jsonl_number(r->drift),
-        "drift_expected", jsonl_number(r->drift_expected), "drift_paper",
-        jsonl_number(r->drift_paper), "mean_age", r->mean_age, "max_age", (json_int_t)r->max_age,
-        "extra_traffic", extra_traffic(r));
+        1e3 * r->communication_seconds, "gradient_loss_rate", loss_rate(r, 0),
+        "parameter_loss_rate", loss_rate(r, 1), "drift", jsonl_number(r->drift), "drift_expected",
+        jsonl_number(r->drift_expected), "drift_paper", jsonl_number(r->drift_paper), "mean_age",
+        r->mean_age, "max_age", (json_int_t)r->max_age, "extra_traffic", extra_traffic(r));
     if (event) {
         json_object_set_new(event, "lead", jsonl_number(r->lead));
         json_object_set_new(event, "lag", jsonl_number(r->lag));
@@ -89,11 +89,14 @@ int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
     return jsonl_write(log, event);
 }
 
-double metrics_word_perplexity(const struct eval_metrics *r) {
+/* Perplexity per word of the text; NaN if the number of words is not known. */
+static double word_perplexity(const struct eval_metrics *r) {
     return r->tokens_per_word > 0 ? exp(r->val_loss * r->tokens_per_word) : NAN;
 }
 
-double metrics_bits_per_byte(const struct eval_metrics *r) {
+/* Bits that the model needs for a byte of the text, which does not depend on the tokenizer: the loss
+ * times tokens per byte, divided by ln 2. NaN if the number of bytes is not known. */
+static double bits_per_byte(const struct eval_metrics *r) {
     return r->tokens_per_byte > 0 ? r->val_loss * r->tokens_per_byte / log(2) : NAN;
 }
 
@@ -102,8 +105,8 @@ static int log_eval(struct jsonl *log, const struct eval_metrics *r) {
         log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step",
                        r->step, "val_loss", jsonl_number(r->val_loss), "val_perplexity",
                        jsonl_number(exp(r->val_loss)), "val_word_perplexity",
-                       jsonl_number(metrics_word_perplexity(r)), "val_bits_per_byte",
-                       jsonl_number(metrics_bits_per_byte(r)), "replica_val_loss",
+                       jsonl_number(word_perplexity(r)), "val_bits_per_byte",
+                       jsonl_number(bits_per_byte(r)), "replica_val_loss",
                        jsonl_number(r->replica_val_loss), "replica_val_perplexity",
                        jsonl_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
 }
@@ -170,8 +173,8 @@ void metrics_print_traffic(const struct run_metrics *run, const struct metrics_t
     if (isnan(bytes)) return;
     printf("lost in the end: %.1f%% of gradients, %.1f%% of parameters; went again: %.1f%%\n"
            "rounds at the end: %d of gradients, %d of parameters; %.2f of plain bf16's bytes\n",
-           100 * metrics_loss_rate(sum, 0), 100 * metrics_loss_rate(sum, 1),
-           100 * extra_traffic(sum), t->rounds[0], t->rounds[1], bytes);
+           100 * loss_rate(sum, 0), 100 * loss_rate(sum, 1), 100 * extra_traffic(sum), t->rounds[0],
+           t->rounds[1], bytes);
 }
 
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
@@ -183,7 +186,7 @@ int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char
         "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?, s:f, s:[ii], s:o}", "event",
         "end", "step", run->steps, "status", status, "training_seconds", sum->seconds,
         "tokens_per_second", jsonl_number(sum->tokens / sum->seconds), "gradient_loss_rate",
-        metrics_loss_rate(sum, 0), "parameter_loss_rate", metrics_loss_rate(sum, 1), "drift",
+        loss_rate(sum, 0), "parameter_loss_rate", loss_rate(sum, 1), "drift",
         jsonl_number(sum->drift / steps), "drift_expected",
         jsonl_number(sum->drift_expected / steps), "drift_paper",
         jsonl_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL,
@@ -192,7 +195,7 @@ int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char
     add_new_names(event);
     if (event && eval) {
         json_object_set_new(event, "val_perplexity", jsonl_number(exp(eval->val_loss)));
-        json_object_set_new(event, "val_bits_per_byte", jsonl_number(metrics_bits_per_byte(eval)));
+        json_object_set_new(event, "val_bits_per_byte", jsonl_number(bits_per_byte(eval)));
         json_object_set_new(event, "replica_val_perplexity",
                             jsonl_number(exp(eval->replica_val_loss)));
     }
@@ -204,8 +207,8 @@ void metrics_show_step(struct progress *progress, const struct step_metrics *r, 
     int n = snprintf(line, sizeof line, "%6d  loss %.4f  norm %.2f  lr %.1e  %.0f tokens/s",
                      r->step + 1, r->loss, r->grad_norm, r->learning_rate, r->tokens / r->seconds);
     if (losses && n < (int)sizeof line) {
-        snprintf(line + n, sizeof line - (size_t)n, "  lost %.1f%% %.1f%%",
-                 100 * metrics_loss_rate(r, 0), 100 * metrics_loss_rate(r, 1));
+        snprintf(line + n, sizeof line - (size_t)n, "  lost %.1f%% %.1f%%", 100 * loss_rate(r, 0),
+                 100 * loss_rate(r, 1));
     }
     progress_step(progress, r->step + 1, line);
 }
@@ -223,7 +226,7 @@ int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval
                      perplexity_text(model, r->val_loss),
                      perplexity_text(replica, r->replica_val_loss));
     if (r->tokens_per_byte > 0)
-        snprintf(line + n, sizeof line - (size_t)n, ", %.4f bits/byte", metrics_bits_per_byte(r));
+        snprintf(line + n, sizeof line - (size_t)n, ", %.4f bits/byte", bits_per_byte(r));
     progress_message(progress, line);
     return log_eval(log, r);
 }
@@ -231,8 +234,8 @@ int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval
 void metrics_print_eval(const struct eval_metrics *r) {
     printf("loss %.6f  perplexity %.4f  tokens %lld", r->val_loss, exp(r->val_loss),
            (long long)r->tokens);
-    if (r->tokens_per_word > 0) printf("  word perplexity %.4f", metrics_word_perplexity(r));
-    if (r->tokens_per_byte > 0) printf("  bits per byte %.6f", metrics_bits_per_byte(r));
+    if (r->tokens_per_word > 0) printf("  word perplexity %.4f", word_perplexity(r));
+    if (r->tokens_per_byte > 0) printf("  bits per byte %.6f", bits_per_byte(r));
     printf("\n");
 }
 

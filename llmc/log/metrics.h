@@ -46,16 +46,6 @@ struct run_metrics {
 
 void metrics_add(struct run_metrics *run, const struct step_metrics *step);
 
-/* The share of a phase's packets that did not arrive; 0 if there were none. */
-double metrics_loss_rate(const struct step_metrics *step, int phase);
-
-/* Perplexity per word of the text; NaN if the number of words is not known. */
-double metrics_word_perplexity(const struct eval_metrics *eval);
-
-/* Bits that the model needs for a byte of the text, which does not depend on the tokenizer: the loss
- * times tokens per byte, divided by ln 2. NaN if the number of bytes is not known. */
-double metrics_bits_per_byte(const struct eval_metrics *eval);
-
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
 
 struct metrics_traffic { /* by phase */

@@ -221,7 +221,8 @@ const struct lossynet_option *options_entry(int i) {
                                                       : &table[i];
 }
 
-bool options_given(const struct options *o, const void *field) {
+/* Whether the command line has the option of this field, or of the first of its fields. */
+static bool is_given(const struct options *o, const void *field) {
     const size_t offset = (size_t)((const char *)field - (const char *)o);
     const struct lossynet_option *e;
     for (int i = 0; (e = options_entry(i)) != NULL; i++)
@@ -230,9 +231,9 @@ bool options_given(const struct options *o, const void *field) {
 }
 
 static void be_plain(struct options *out) {
-    if (!options_given(out, &out->net.lead)) out->net.lead = LOSSYNET_LEAD_OFF;
-    if (!options_given(out, &out->net.carry)) out->net.carry = 0;
-    if (!options_given(out, &out->net.repair)) out->net.repair[0] = out->net.repair[1] = 0;
+    if (!is_given(out, &out->net.lead)) out->net.lead = LOSSYNET_LEAD_OFF;
+    if (!is_given(out, &out->net.carry)) out->net.carry = 0;
+    if (!is_given(out, &out->net.repair)) out->net.repair[0] = out->net.repair[1] = 0;
 }
 
 bool options_has_word(const char *text, const char *word) {

@@ -90,9 +90,6 @@ struct options {
  * 0, or 2, the exit code, after reporting a usage error. */
 int options_parse(int argc, char **argv, struct options *out);
 
-/* Whether the command line has the option of this field, or of the first of its fields. */
-bool options_given(const struct options *options, const void *field);
-
 /* The learning rates that the options ask for. */
 struct schedule options_schedule(const struct options *o);
 

@@ -348,8 +348,6 @@ int ln_names_rounds(const struct lossynet_comm *comm, lossynet_phase phase, int 
 
 /* ---- the number of rounds (rounds.c) ---- */
 
-/* What settings.retransmission_rounds means: a number, or LOSSYNET_ROUNDS_MEASURED. */
-int ln_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase);
 /* The most rounds that a phase can have, those of tensors and links of their own included. */
 int ln_rounds_most_of(const struct lossynet_settings *settings, lossynet_phase phase);
 int ln_rounds_most(const struct lossynet_comm *comm, lossynet_phase phase);

@@ -97,7 +97,8 @@ int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phas
     return rounds;
 }
 
-int ln_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase) {
+/* What settings.retransmission_rounds means: a number, or LOSSYNET_ROUNDS_MEASURED. */
+static int planned_rounds(const struct lossynet_settings *settings, lossynet_phase phase) {
     const int rounds = settings->retransmission_rounds[phase];
     double again, left;
     if (rounds != LOSSYNET_ROUNDS_MEASURED || !settings->network.skip_late) return rounds;
@@ -111,7 +112,7 @@ static uint32_t rounds_now(const struct lossynet_comm *comm, lossynet_phase phas
 }
 
 int ln_rounds_most_of(const struct lossynet_settings *settings, lossynet_phase phase) {
-    const int planned = ln_rounds_planned(settings, phase);
+    const int planned = planned_rounds(settings, phase);
     const int most = planned == LOSSYNET_ROUNDS_MEASURED ? LOSSYNET_ROUNDS_MOST : planned;
     const int own = ln_repair_at_most(settings, phase);
     return own > most ? own : most;
@@ -127,7 +128,7 @@ void ln_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *
     r->budget = settings->retransmission_budget;
     r->error_feedback = settings->error_feedback;
     for (int phase = 0; phase < 2; phase++) {
-        const int planned = ln_rounds_planned(settings, (lossynet_phase)phase);
+        const int planned = planned_rounds(settings, (lossynet_phase)phase);
         r->measured[phase] = planned == LOSSYNET_ROUNDS_MEASURED;
         r->rounds[phase] = r->measured[phase] ? LOSSYNET_ROUNDS_MOST : planned;
         r->most_own[phase] = (int)ln_at_most(&comm->arrivals.names.rounds, (lossynet_phase)phase);

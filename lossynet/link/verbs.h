@@ -150,7 +150,4 @@ void verbs_queue_wait(struct verbs_queue *q, double seconds);
 void verbs_queue_wake(struct verbs_queue *q);
 bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes);
 
-/* Marks the queue as failed, and logs one line the first time. Returns LOSSYNET_LINK. */
-lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why);
-
 #endif

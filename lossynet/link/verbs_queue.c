@@ -46,7 +46,8 @@ enum {
  * keeps them. The same holds while the link closes. */
 static const double STUCK = 0.1;
 
-lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why) {
+/* Marks the queue as failed, and logs one line the first time. Returns LOSSYNET_LINK. */
+static lossynet_status broken(struct verbs_queue *q, const char *what, const char *why) {
     if (!q->failed) ln_log("rank %d, RDMA port %s: %s: %s", q->rank, q->port.name, what, why);
     q->failed = true;
     return LOSSYNET_LINK;
@@ -71,13 +72,13 @@ static void refill(struct verbs_queue *q) {
                                          .num_sge = 1};
         }
         int code = ibv_post_recv(q->qp, wr, &bad);
-        if (code) verbs_queue_broken(q, "ibv_post_recv", strerror(code));
+        if (code) broken(q, "ibv_post_recv", strerror(code));
     }
 }
 
 static int poll_receives(struct verbs_queue *q) {
     int n = ibv_poll_cq(q->rx.cq, LOSSYNET_BATCH, q->rx.wc);
-    if (n < 0) verbs_queue_broken(q, "ibv_poll_cq", "the completion queue has failed");
+    if (n < 0) broken(q, "ibv_poll_cq", "the completion queue has failed");
     return n > 0 ? n : 0;
 }
 
@@ -109,7 +110,7 @@ int verbs_queue_receive(struct verbs_queue *q) {
         if (q->rx.wc[i].status == IBV_WC_SUCCESS)
             q->rx.in[count++] = look(q, &q->rx.wc[i]);
         else
-            verbs_queue_broken(q, "a receive failed", ibv_wc_status_str(q->rx.wc[i].status));
+            broken(q, "a receive failed", ibv_wc_status_str(q->rx.wc[i].status));
     }
     return count;
 }
@@ -128,7 +129,7 @@ static void take_events(struct verbs_queue *q) {
         case IBV_EVENT_QP_REQ_ERR:
         case IBV_EVENT_QP_ACCESS_ERR:
         case IBV_EVENT_DEVICE_FATAL:
-            verbs_queue_broken(q, "the device reports", ibv_event_type_str(type));
+            broken(q, "the device reports", ibv_event_type_str(type));
             break;
         case IBV_EVENT_PORT_ERR:
         case IBV_EVENT_PORT_ACTIVE:
@@ -150,7 +151,7 @@ void verbs_queue_wait(struct verbs_queue *q, double seconds) {
     refill(q);
     if (!q->armed) {
         int code = ibv_req_notify_cq(q->rx.cq, 0);
-        if (code) verbs_queue_broken(q, "ibv_req_notify_cq", strerror(code));
+        if (code) broken(q, "ibv_req_notify_cq", strerror(code));
         q->armed = true;
     }
     q->rx.polled = poll_receives(q); /* what came before q->armed wakes nobody */
@@ -236,9 +237,9 @@ static int poll_sends(struct verbs_queue *q) {
     int n = ibv_poll_cq(q->tx.cq, 16, wc);
     for (int i = 0; i < n; i++) {
         q->tx.completed = wc[i].wr_id + 1; /* and all before it, which asked for no completion */
-        if (wc[i].status) verbs_queue_broken(q, "a send failed", ibv_wc_status_str(wc[i].status));
+        if (wc[i].status) broken(q, "a send failed", ibv_wc_status_str(wc[i].status));
     }
-    if (n < 0) verbs_queue_broken(q, "ibv_poll_cq", "the completion queue has failed");
+    if (n < 0) broken(q, "ibv_poll_cq", "the completion queue has failed");
     if (n > 0) q->tx.stuck = false;
     return n;
 }
@@ -295,7 +296,7 @@ lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_addre
         if (i + 1 == count || (i + 1) % SIGNAL == 0) wr[i].send_flags = IBV_SEND_SIGNALED;
     }
     int code = ibv_post_send(q->qp, wr, &bad);
-    if (code) return verbs_queue_broken(q, "ibv_post_send", strerror(code));
+    if (code) return broken(q, "ibv_post_send", strerror(code));
     q->tx.posted = last;
     return LOSSYNET_OK;
 }
@@ -371,7 +372,7 @@ static lossynet_status start(struct verbs_queue *q) {
     if (!code) code = ibv_modify_qp(q->qp, &attr, IBV_QP_STATE);
     attr.qp_state = IBV_QPS_RTS;
     if (!code) code = ibv_modify_qp(q->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
-    if (code) verbs_queue_broken(q, "ibv_modify_qp", strerror(code));
+    if (code) broken(q, "ibv_modify_qp", strerror(code));
     return q->failed ? LOSSYNET_LINK : LOSSYNET_OK;
 }
 
@@ -402,7 +403,7 @@ lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
     }
     if (!q->pd || !q->channel || !q->tx.cq || !q->rx.cq || q->wake < 0 ||
         !unblock(q->channel->fd) || !unblock(q->port.context->async_fd))
-        return verbs_queue_broken(q, "no completion queues", strerror(errno));
+        return broken(q, "no completion queues", strerror(errno));
     lossynet_status status = take_memory(q);
     if (status) return status;
     struct ibv_qp_init_attr create = {.send_cq = q->tx.cq,
@@ -413,7 +414,7 @@ lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
                                               .max_send_sge = 2,
                                               .max_recv_sge = 1}};
     q->qp = ibv_create_qp(q->pd, &create);
-    if (!q->qp) return verbs_queue_broken(q, "no UD queue pair", strerror(errno));
+    if (!q->qp) return broken(q, "no UD queue pair", strerror(errno));
     return start(q);
 }
 
