@@ -170,11 +170,12 @@ FORCE:
 # ---- programs ----------------------------------------------------------------------------
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 
-# Links all prerequisites. $(1): libraries. $(2): the linking command, if it is not that of programs.
+# Links all prerequisites, and replaces the program at once, so that whoever starts it meanwhile gets the old one or the new.
+# $(1): libraries. $(2): the linking command, if it is not that of programs.
 define link
 @echo '  LINK $@'
 @mkdir -p $(@D)
-@$(or $(2),$(CXX) $(COMMON)) $(LDFLAGS) $(filter-out $(FLAGS)/%,$^) $(1) -o $@
+@$(or $(2),$(CXX) $(COMMON)) $(LDFLAGS) $(filter-out $(FLAGS)/%,$^) $(1) -o $@.new && mv -f $@.new $@
 endef
 
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS) $(FLAGS)/link

@@ -33,6 +33,7 @@ directory=$1
 vocabulary=${2-4096}
 megabytes=${MEGABYTES-210}
 [ -x "$tokenize" ] || fail "'$tokenize' is missing; build it with make"
+command -v xz >/dev/null || fail "xz is missing: install the package xz-utils"
 
 # ---- is there anything to do? ---------------------------------------------------------------
 stamp=$directory/.kernel

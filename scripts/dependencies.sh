@@ -74,6 +74,7 @@ test        python3-setuptools      all      builds lossynet for Python
 test        python3-pip             all      installs what results are compared with
 test        python3-venv            all      virtual environments for that
 part        xxhash                  all      checks checksums of checkpoints
+part        xz-utils                all      unpacks the sources of a corpus
 part        help2man                all      makes manual pages
 part        nginx-light             all      a web service beside training
 part        nftables                all      loses packets

@@ -19,7 +19,7 @@ if not shutil.which("dpkg-query"):
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 BARE = {"git", "make"}  # what README expects, with the shell and what is essential
 # Who uses these finds them in another place, or is skipped.
-ELSEWHERE = {"nvcc", "curl", "pip", "torchrun"}
+ELSEWHERE = {"nvcc", "curl", "pip", "torchrun", "sudo"}
 MODULES_ELSEWHERE = {"lossynet", "nvidia", "safetensors", "tokenizers", "torch", "transformers"}  # virtual environments
 CALLS = {".py": [r'subprocess\.\w+\(\s*\[\s*"([\w.+-]+)"', r'shutil\.which\("([\w.+-]+)"'],
          ".c": [r'(?:system|popen|exec[lv]p)\("([\w.+-]+)'], ".sh": [r"command -v ([\w.+-]+)"]}
