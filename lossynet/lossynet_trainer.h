@@ -221,6 +221,11 @@ lossynet_status lossynet_find_not_finite(struct lossynet_comm *comm, float *cons
 lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes);
 
+/* The same, or with `later` false lossynet_all_gather, for one item of `bytes` bytes from each rank; `all`
+ * gets them in the order of ranks. Collective. */
+lossynet_status lossynet_rank_gather(struct lossynet_comm *comm, const void *mine, void *all,
+                                     size_t bytes, bool later);
+
 /* With skip_late and record_loss: records the numbers that local workers' updates use in this step,
  * beside what arrived. One process can then repeat the run (loss model "replay:FILE"). */
 void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead);

@@ -40,8 +40,7 @@ struct async_writer {
     const struct run_info *facts;
     struct carried *carried; /* rank 0 */
     bool continues;
-    struct note *mine,
-        *all; /* [local], [workers]: only the entry of a rank's first worker is used */
+    struct note *all; /* [ranks] */
     uint32_t started;
     int start; /* rank 0: see `start` in resume.h */
     bool behind;
@@ -195,24 +194,13 @@ static void start(struct async_writer *s, enum state state, void *(*work)(void *
 
 /* ---- ranks together --------------------------------------------------------------------- */
 
-static const struct note *note_of(const struct async_writer *s, int rank) {
-    return &s->all[rank * s->facts->local];
-}
-
 /* Gives this rank's note to all ranks at once, or `aside`, with the caller's next gather. */
 static int give_note(struct async_writer *s, bool aside) {
     pthread_mutex_lock(&s->lock);
-    s->mine[0] = s->note;
+    struct note mine = s->note;
     pthread_mutex_unlock(&s->lock);
-    s->mine[0].stop = stop_signal_seen();
-    struct lossynet_comm *comm = s->dp->comm;
-    if (s->facts->ranks > 1)
-        return (aside ? lossynet_all_gather_later : lossynet_all_gather)(comm, s->mine, s->all,
-                                                                         sizeof *s->mine)
-                   ? -1
-                   : 0;
-    s->all[0] = s->mine[0];
-    return 0;
+    mine.stop = stop_signal_seen();
+    return lossynet_rank_gather(s->dp->comm, &mine, s->all, sizeof mine, aside) ? -1 : 0;
 }
 
 /* Gathers the notes of all ranks at once. */
@@ -226,7 +214,7 @@ int async_writer_tell(struct async_writer *s) {
 
 static int count(const struct async_writer *s, enum state state) {
     int ranks = 0;
-    for (int r = 0; r < s->facts->ranks; r++) ranks += note_of(s, r)->state == (int32_t)state;
+    for (int r = 0; r < s->facts->ranks; r++) ranks += s->all[r].state == (int32_t)state;
     return ranks;
 }
 
@@ -239,7 +227,7 @@ static void abandon(struct async_writer *s) {
 
 /* Acts on the notes that were just gathered. */
 static void act(struct async_writer *s) {
-    if (note_of(s, 0)->finished == s->started) { /* also after a failure on another rank */
+    if (s->all[0].finished == s->started) { /* also after a failure on another rank */
         if (s->note.state != IDLE) join(s), s->note.state = IDLE;
         return;
     }
@@ -257,7 +245,7 @@ int async_writer_finish(struct async_writer *s) {
     while (s) {
         if (exchange_notes(s)) return -1;
         act(s);
-        if (note_of(s, 0)->finished == s->started) return 0;
+        if (s->all[0].finished == s->started) return 0;
         usleep(1000);
     }
     return 0;
@@ -333,7 +321,7 @@ static void copy_and_write(struct async_writer *s, const struct resume_point *at
 void async_writer_poll(struct async_writer *s, bool *stop) {
     *stop = false;
     if (!s) return;
-    for (int r = 0; r < s->facts->ranks; r++) *stop |= note_of(s, r)->stop != 0;
+    for (int r = 0; r < s->facts->ranks; r++) *stop |= s->all[r].stop != 0;
     act(s);
 }
 
@@ -398,7 +386,7 @@ static bool lacks_due(const struct async_writer *s, int step) {
 static int agree_behind(struct async_writer *s, int step) {
     s->note.behind = s->facts->rank == 0 && lacks_due(s, step);
     if (exchange_notes(s)) return -1;
-    s->behind = note_of(s, 0)->behind;
+    s->behind = s->all[0].behind;
     return 0;
 }
 
@@ -426,11 +414,10 @@ int async_writer_open(struct data_parallel *d, const struct run_info *facts, con
     if (!s) return log_out_of_memory("the writer of checkpoints", 0);
     s->dp = d, s->facts = facts, s->continues = continues;
     pthread_mutex_init(&s->lock, NULL);
-    s->mine = calloc((size_t)facts->local, sizeof *s->mine);
-    s->all = calloc((size_t)facts->workers, sizeof *s->all);
+    s->all = calloc((size_t)facts->ranks, sizeof *s->all);
     s->tensor_count = model_tensor_count(&facts->layout->config);
     s->tensors = calloc(s->tensor_count, sizeof *s->tensors);
-    if (!s->mine || !s->all || !s->tensors) {
+    if (!s->all || !s->tensors) {
         async_writer_close(s);
         return log_out_of_memory("the writer of checkpoints", 0);
     }
@@ -463,7 +450,6 @@ void async_writer_close(struct async_writer *s) {
     snapshot_release(&s->snapshot);
     free(s->model);
     free(s->tensors);
-    free(s->mine);
     free(s->all);
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -476,6 +462,5 @@ const char *async_writer_last(const struct async_writer *s) {
 }
 
 bool async_writer_has_failed(const struct async_writer *s) {
-    return s && s->started &&
-           (note_of(s, 0)->lost || (s->facts->rank == 0 && !*async_writer_last(s)));
+    return s && s->started && (s->all[0].lost || (s->facts->rank == 0 && !*async_writer_last(s)));
 }

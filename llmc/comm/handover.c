@@ -136,21 +136,8 @@ struct giving {               /* one call of handover_give */
     struct ranges piece; /* what this rank gives, in ascending order; state: place in h->owned */
 };
 
-/* An all-gather with one item per rank; lossynet's has one per worker. all: [ranks * bytes]. */
 static int gather_of_ranks(struct data_parallel *d, const void *mine, void *all, size_t bytes) {
-    const size_t ranks = (size_t)d->world.ranks, local = (size_t)d->local;
-    char *items = take_memory(local, bytes), *every = NULL;
-    if (items) every = take_memory(ranks * local, bytes);
-    int failed = !every;
-    if (!failed) {
-        memcpy(items, mine, bytes);
-        failed = lossynet_all_gather(d->comm, items, every, bytes) != LOSSYNET_OK;
-    }
-    for (size_t r = 0; r < ranks && !failed; r++)
-        memcpy((char *)all + r * bytes, every + r * local * bytes, bytes);
-    free(items);
-    free(every);
-    return failed ? -1 : 0;
+    return lossynet_rank_gather(d->comm, mine, all, bytes, false) ? -1 : 0;
 }
 
 /* Gathers the claims: finds the ranks that were in the newest view, and how far the run is. */

@@ -50,8 +50,7 @@ struct views {
     struct handover_report report;
     double since;                /* when the last view ended, s */
     double stands;               /* since when nothing is trained, s */
-    bool *ends;                  /* [workers]: a rank wants the view to end after this step */
-    bool *wants;                 /* [local]: this rank does */
+    bool *ends;                  /* [ranks]: a rank wants the view to end after this step */
     bool *missing;               /* [ranks]: which ranks were not heard when the view ended */
     char left[512], joined[512]; /* lists of ranks for people to read */
 };
@@ -175,12 +174,12 @@ static int meet(struct views *v) {
         v->world.share = watched_share;
         v->world.share_context = v;
     }
-    const size_t workers = (size_t)v->world.ranks * (size_t)v->local;
+    const size_t ranks = (size_t)v->world.ranks;
     free(v->ends);
     free(v->missing);
-    v->ends = calloc(workers, sizeof *v->ends);
-    v->missing = calloc((size_t)v->world.ranks, sizeof *v->missing);
-    return v->ends && v->missing ? 0 : log_out_of_memory("the list of ranks", (double)workers);
+    v->ends = calloc(ranks, sizeof *v->ends);
+    v->missing = calloc(ranks, sizeof *v->missing);
+    return v->ends && v->missing ? 0 : log_out_of_memory("the list of ranks", (double)ranks);
 }
 
 /* Lists the members of `was` that are not in `is`. */
@@ -276,8 +275,6 @@ int views_open(struct options *o, const char *revision, struct views **out) {
     v->options = o;
     v->listener = -1;
     v->local = o->net.workers ? o->net.workers / o->meet_ranks : 1;
-    v->wants = calloc((size_t)v->local, sizeof *v->wants);
-    if (!v->wants) return log_out_of_memory("the view", 0), 1;
     int status = join(v, revision);
     if (status) return status;
     if (is_first(membership_view(v->membership))) {
@@ -301,7 +298,6 @@ void views_close(struct views *v, enum views_end end) {
     handover_release(&v->state);
     free(v->ends);
     free(v->missing);
-    free(v->wants);
     free(v);
 }
 
@@ -406,13 +402,12 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
 int views_tell(struct views *v, struct data_parallel *d) {
     if (!v) return 0;
     const bool wants = membership_has_changed(v->membership);
-    for (int w = 0; w < v->local; w++) v->wants[w] = wants;
-    return lossynet_all_gather_later(d->comm, v->wants, v->ends, sizeof *v->wants) ? -1 : 0;
+    return lossynet_rank_gather(d->comm, &wants, v->ends, sizeof wants, true) ? -1 : 0;
 }
 
 bool views_end_here(const struct views *v) {
-    for (int w = 0; v && w < v->world.ranks * v->local; w++)
-        if (v->ends[w]) return true;
+    for (int r = 0; v && r < v->world.ranks; r++)
+        if (v->ends[r]) return true;
     return false;
 }
 

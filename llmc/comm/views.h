@@ -75,7 +75,7 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
                   const struct step_metrics last[HANDOVER_STEPS]);
 
 /* Call in each step before a gather, which carries whether this rank wants the view to end
- * (lossynet_all_gather_later). Returns 0, or -1. */
+ * (lossynet_rank_gather). Returns 0, or -1. */
 int views_tell(struct views *v, struct data_parallel *d);
 /* Call after that gather: whether the view ends after this step. All ranks get the same answer. */
 bool views_end_here(const struct views *v);

@@ -80,29 +80,44 @@ lossynet_status ln_aside_gather(struct lossynet_comm *comm) {
     return exchange_aside(comm, false);
 }
 
-lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
-                                          size_t bytes) {
+static lossynet_status gather(struct lossynet_comm *comm, const void *mine, void *all, size_t part);
+
+/* part: the bytes of a rank. */
+static lossynet_status gather_later(struct lossynet_comm *comm, const void *mine, void *all,
+                                    size_t part) {
     struct ln_aside *aside = &comm->stats.aside;
-    const size_t part = bytes * (size_t)comm->workers.local;
-    if (!comm->transport || !ln_aside_fits(comm, part))
-        return lossynet_all_gather(comm, mine, all, bytes);
+    if (!comm->transport || !ln_aside_fits(comm, part)) return gather(comm, mine, all, part);
     memcpy(aside->mine + aside->bytes, mine, part);
     aside->item[aside->count++] = (struct ln_aside_item){all, part};
     aside->bytes += part;
     return LOSSYNET_OK;
 }
 
-lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
-                                    size_t bytes) {
-    const size_t part = bytes * (size_t)comm->workers.local;
+static lossynet_status gather(struct lossynet_comm *comm, const void *mine, void *all,
+                              size_t part) {
     if (comm->stats.aside.count && ln_aside_fits(comm, part)) {
-        lossynet_status status = lossynet_all_gather_later(comm, mine, all, bytes);
+        lossynet_status status = gather_later(comm, mine, all, part);
         return status ? status : ln_aside_gather(comm);
     }
     lossynet_status status = ln_aside_gather(comm);
     if (status) return status;
     memcpy((char *)all + part * (size_t)comm->world.rank, mine, part);
     return comm->transport ? ln_gather(comm, all, part) : LOSSYNET_OK;
+}
+
+lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
+                                          size_t bytes) {
+    return gather_later(comm, mine, all, bytes * (size_t)comm->workers.local);
+}
+
+lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
+                                    size_t bytes) {
+    return gather(comm, mine, all, bytes * (size_t)comm->workers.local);
+}
+
+lossynet_status lossynet_rank_gather(struct lossynet_comm *comm, const void *mine, void *all,
+                                     size_t bytes, bool later) {
+    return (later ? gather_later : gather)(comm, mine, all, bytes);
 }
 
 lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const size_t *out_offset,
