@@ -488,11 +488,12 @@ lossynet_status lossynet_named_set(struct lossynet_named *named, const char *nam
                                    const char *value);
 /* A value as it was set, until it is set again. NULL: there is no such name. */
 const char *lossynet_named_get(const struct lossynet_named *named, const char *name);
-/* What loss-at and repair-at may name; `name` is copied. And a rule, which must stay until a comm is open;
- * its functions must stay until it is closed. */
+/* What loss-at and repair-at may name; `name` is copied. And a rule, and shard_elements of the settings, which
+ * must stay until a comm is open; a rule's functions must stay until it is closed. */
 lossynet_status lossynet_named_tensor(struct lossynet_named *named, const char *name, size_t first,
                                       size_t count);
 void lossynet_named_rule(struct lossynet_named *named, const struct lossynet_rule *rule);
+void lossynet_named_shards(struct lossynet_named *named, const size_t *shard_elements);
 const char *lossynet_named_name(int index); /* 0, 1, ...: the names; NULL after the last */
 /* For lossynet_open with so many ranks. Valid until the next of these calls. */
 const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks);

@@ -17,6 +17,7 @@ struct lossynet_named {
     int buckets;
     size_t *bucket_elements;
     const struct lossynet_rule *rule;
+    const size_t *shard_elements;
     struct lossynet_tensor *tensor; /* [tensors]; names are own copies */
     int tensors;
     char *text[OPTIONS_MOST]; /* the value of each option, as it was given */
@@ -108,11 +109,16 @@ void lossynet_named_rule(struct lossynet_named *named, const struct lossynet_rul
     named->rule = rule;
 }
 
+void lossynet_named_shards(struct lossynet_named *named, const size_t *shard_elements) {
+    named->shard_elements = shard_elements;
+}
+
 const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks) {
     lossynet_options_apply(&named->options, ranks, false, &named->settings);
     named->settings.buckets = named->buckets;
     named->settings.bucket_elements = named->bucket_elements;
     named->settings.rule = named->rule;
+    named->settings.shard_elements = named->shard_elements;
     named->settings.tensors = named->tensor;
     named->settings.tensor_count = named->tensors;
     return &named->settings;

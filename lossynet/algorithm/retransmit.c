@@ -33,7 +33,9 @@ void ln_retransmission_open(struct lossynet_comm *comm) {
     size_t packets = 0;
     for (int phase = 0; phase < 2; phase++) {
         const size_t links = ln_links(comm, phase == LOSSYNET_GRADIENT);
-        if (ln_rounds_most(comm, (lossynet_phase)phase) && packets < links) packets = links;
+        if (!ln_rounds_most(comm, (lossynet_phase)phase)) continue;
+        if (packets < links) packets = links;
+        if (!packets) packets = 1; /* who owns nothing receives none, and makes the rounds */
     }
     if (!packets) return;
     COMM_TAKE(comm, comm->retransmission.asks, packets);

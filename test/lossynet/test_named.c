@@ -83,6 +83,17 @@ static void defaults_open_a_comm(void **state) {
     lossynet_close(comm);
 }
 
+static void owners_may_have_unequal_shards(void **state) {
+    static const size_t shards[2][1] = {{1}, {1}};
+    const struct lossynet_world alone = {.rank = 0, .ranks = 1, .local_ranks = 1};
+    struct lossynet_comm *comm;
+    lossynet_named_shards(*state, shards[0]);
+    const struct lossynet_settings *s = lossynet_named_settings(*state, 1);
+    assert_ptr_equal(s->shard_elements, shards[0]);
+    /* They do not make up the buckets. */
+    assert_int_equal(lossynet_open(&alone, s, &comm), LOSSYNET_INVALID);
+}
+
 static void wrong_values_change_nothing(void **state) {
     struct lossynet_named *named = *state;
     static const char *const wrong[][3] = {
@@ -134,6 +145,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(values_reach_the_settings, begin, end),
         cmocka_unit_test_setup_teardown(defaults_open_a_comm, begin, end),
+        cmocka_unit_test_setup_teardown(owners_may_have_unequal_shards, begin, end),
         cmocka_unit_test_setup_teardown(wrong_values_change_nothing, begin, end),
         cmocka_unit_test_setup_teardown(every_name_has_a_value, begin, end),
     };

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import lossynet.torch
 from lossynet.torch import ShardedOptimizer
 
 RANKS = 2
@@ -421,6 +422,53 @@ def compiled_step(make, rank):
     return result(inner)
 
 
+def whole_parameters(optimizer_class, bias=True, **settings):
+    """Owners of whole parameters, which are not equally many; clipping, and a state that is loaded again."""
+    def case(make, rank):
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(20, 44, bias=bias), nn.Tanh(), nn.Linear(44, 28, bias=bias), nn.Tanh(),
+                              nn.Linear(28, 5, bias=bias))
+        model, optimizer = make(inner, optimizer_class, **settings, **({"shard": "parameter"} if make.ours else {}))
+        loop(model, optimizer, rank, between=lambda _step: nn.utils.clip_grad_norm_(inner.parameters(), 0.05))
+        if make.ours:
+            every = [optimizer.comm.owned(other)[0] for other in range(RANKS)]
+            sizes = [p.numel() for p in inner.parameters()]
+            assert {part.stop - part.start for part in every} != {sum(sizes) // RANKS}
+        if make.ours and not bias:
+            gathered = optimizer.gathered_state_dict()
+            optimizer.load_state_dict(gathered)
+            optimizer_class(inner.parameters(), **settings).load_state_dict(gathered)
+        loop(model, optimizer, rank)
+        return result(inner)
+    return case
+
+
+def apart(dtype):
+    """Masters that are not the memory that is sent, as on a GPU: here copies on the same device."""
+    def case(make, rank):
+        there, lossynet.torch._there = lossynet.torch._there, lambda tensor, _device: tensor.clone()
+        try:
+            inner = net(width=300).to(dtype)
+            model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.1) if dtype == torch.float32 or not make.ours \
+                else (inner, make.optimizer(inner.parameters(), ADAMW, lr=1e-2, loss_rate=0.1, look_ahead=0.5, carry=0, repair=0))
+        finally:
+            lossynet.torch._there = there
+        if not make.ours and dtype != torch.float32:
+            return {"masters": torch.ones(1)}
+        for step in range(4):
+            optimizer.zero_grad()
+            (model(batch(step, rank)[0].to(dtype)).float() ** 2).mean().backward()
+            optimizer.step()
+        if dtype == torch.float32:
+            return result(inner)
+        optimizer.load_state_dict(optimizer.gathered_state_dict())
+        optimizer.synchronize()
+        same = all(torch.equal(values, optimizer._values[shard]) for shard, values, _ in optimizer._masters)
+        apart = all(values.data_ptr() != optimizer._values[shard].data_ptr() for shard, values, _ in optimizer._masters)
+        return {"masters": torch.tensor([float(same and apart)])}
+    return case
+
+
 def adversaries(make, rank):
     torch.manual_seed(0)
     maker, judge = nn.Linear(8, 20), nn.Linear(20, 1)
@@ -643,7 +691,12 @@ TABLE = {
     "step() twice, one gradient": in_loop(lambda _inner, optimizer: optimizer.step()),
     "p.grad after step()": in_loop(lambda inner, _optimizer: inner[0].weight.grad.norm()),
     "another optimizer": beside_another_optimizer, "no_sync alone": never_synchronized,
+    "Muon, whole": whole_parameters(torch.optim.Muon, bias=False, lr=1e-2),
+    "Adafactor, whole": whole_parameters(torch.optim.Adafactor, lr=1e-2),
+    "masters apart": apart(torch.float32), "masters apart, bfloat16": apart(torch.bfloat16),
     "GAN": adversaries, "NaN, caught": goes_on_after_nan,
+    "Muon": refused(lambda make, _rank: make(nn.Linear(20, 20, bias=False), torch.optim.Muon)),
+    "Muon, biases": refused(lambda make, _rank: make(net(), torch.optim.Muon, shard="parameter")),
     "Adafactor": with_optimizer(torch.optim.Adafactor), "LBFGS": with_optimizer(torch.optim.LBFGS),
     "Lars": with_optimizer(Lars), "SparseAdam": with_optimizer(torch.optim.SparseAdam), "DDP": left_in_ddp,
     "float64": double, "bfloat16 later": converted_later, "channels_last later": other_strides_later,

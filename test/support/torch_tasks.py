@@ -152,6 +152,27 @@ def lossy(rank, _ranks):
             "matrix": optimizer.comm.lost_between().tolist()}
 
 
+def muon(rank, _ranks):
+    def losses(**given):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(INPUTS, 120, bias=False), nn.Tanh(), nn.Linear(120, 7, bias=False))
+        optimizer = ShardedOptimizer(model, torch.optim.Muon, lr=0.02, shard="parameter", packet_bytes=256, **given)
+        found = []
+        for step in range(60):
+            optimizer.zero_grad()
+            loss = loss_of(model, step, rank)
+            found.append(loss.item())
+            loss.backward()
+            optimizer.step()
+        optimizer.synchronize()
+        lost = optimizer.report()["lost"][1]
+        optimizer.close()
+        return found, lost
+
+    clean, (lossy_losses, lost) = losses()[0], losses(loss_rate=0.2, wire_dtype="float32")
+    return {"first": clean[:5], "clean": clean[-10:], "lossy": lossy_losses[-10:], "lost": lost}
+
+
 def continue_run(rank, _ranks):
     """A run of 12 steps at 20% loss against 6 steps, a stop, and 6 steps."""
     def run(model, optimizer, steps):
@@ -362,7 +383,7 @@ def example_llama(_rank, _ranks):
                    "--steps", 20, "--batch", 2, "--seq", 32, "--lr", 3e-3, "--loss-rate", 0.1)
 
 
-TASKS = {like_one_process: 4, odd_parameters: 3, lossy: 4, continue_run: 2, bf16_and_compile: 2, wrong_model: 3,
+TASKS = {like_one_process: 4, odd_parameters: 3, lossy: 4, muon: 3, continue_run: 2, bf16_and_compile: 2, wrong_model: 3,
          wrong_use: 1, killed: 3, same_training: 4, example_gpt: 2, example_frameworks: 2, example_llama: 2}
 
 

@@ -90,6 +90,7 @@ _OTHER_FUNCTIONS = {
     "named_get": (c_char_p, c_void_p, c_char_p),
     "named_name": (c_char_p, c_int),
     "named_rule": (None, c_void_p, c_void_p),
+    "named_shards": (None, c_void_p, POINTER(c_size_t)),
     "named_settings": (c_void_p, c_void_p, c_int),
     "close": (None, c_void_p),
     "shard": (None, c_void_p, c_int, c_int, POINTER(c_size_t), POINTER(c_size_t)),

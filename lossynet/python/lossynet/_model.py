@@ -49,44 +49,50 @@ def check_wrapper(module: torch.nn.Module) -> None:
                                "lossynet.Place.take() before the framework is imported (README)")
 
 
-def check_elementwise(optimizer_class: Any, groups: list[dict[str, Any]], keywords: dict[str, Any]) -> None:
-    """Ranks own parts of parameters, as flat vectors. Does the optimizer do the same with parts as with the whole?"""
-    tried = []
+def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords: dict[str, Any], whole: bool) -> None:
+    """Ranks own parts of parameters, as flat vectors, or whole ones. Does the optimizer do the same with what a rank
+    owns as with all?"""
+    name, tried = getattr(optimizer_class, "__name__", str(optimizer_class)), []
     for group in groups:
-        if settings(group) not in tried:
-            tried.append(settings(group))
-    for given in tried:
-        given = {**keywords, **given}
+        given, dims = {**keywords, **settings(group)}, sorted({p.dim() for p in group["params"]})
+        if (given, dims) in tried:
+            continue
+        tried.append((given, dims))
         if "lr" in given and not given["lr"]:
-            given["lr"] = 1e-3  # a warm-up begins with 0, where nothing moves
+            given = {**given, "lr": 1e-3}  # a warm-up begins with 0, where nothing moves
+        alone = [shape[:count] for count in dims for shape in ((4, 6, 2, 2), (3, 5, 2, 2))]
         with torch.random.fork_rng(devices=[]):
-            for shape in ((4, 6), (2, 3, 2, 2)):
-                _try_parts(optimizer_class, given, shape)
+            why = _try(optimizer_class, given, alone, False) if whole else \
+                _try(optimizer_class, given, [(4, 6)], True) or _try(optimizer_class, given, [(2, 3, 2, 2)], True)
+            better = why and not whole and not _try(optimizer_class, given, alone, False)
+        if why:
+            raise ValueError(f"lossynet: optimizer {name}: expected " + (
+                'shard="parameter", which gives each rank whole parameters' if better else "one that treats each "
+                f"{'parameter' if whole else 'element'} alone, such as AdamW, Adam, SGD, RMSprop or Adagrad, since "
+                "every rank owns 1/N of them") + f" ({why})")
 
 
-def _try_parts(optimizer_class: Any, given: dict[str, Any], shape: tuple[int, ...]) -> None:
+def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ...]], cut: bool) -> str:
+    """What goes wrong with several optimizers, each for some tensors or (cut) parts of one. Empty: nothing."""
     generator = torch.Generator().manual_seed(1)
-    start, *gradients = (torch.randn(shape, generator=generator, device="cpu") for _ in range(4))
-    name, why = getattr(optimizer_class, "__name__", str(optimizer_class)), ""
-    whole = torch.nn.Parameter(start.clone())
-    optimizer = optimizer_class([whole], **given)  # with its own words about wrong keywords
+    start, *gradients = ([torch.randn(shape, generator=generator, device="cpu") for shape in shapes] for _ in range(4))
+    cuts = (lambda tensors: tensors[0].flatten().split([10, 9, 5])) if cut else (lambda tensors: tensors)
+    together = [torch.nn.Parameter(tensor.clone()) for tensor in start]
+    optimizers = [optimizer_class(together, **given)]  # with its own words about wrong keywords
     try:
-        parts = [torch.nn.Parameter(part.clone()) for part in start.flatten().split([10, 9, 5])]
-        optimizers = [optimizer, optimizer_class(parts[:1], **given), optimizer_class(parts[1:], **given)]
-        for gradient in gradients:
-            whole.grad = gradient.clone()
-            for part, its in zip(parts, gradient.flatten().split([10, 9, 5])):
-                part.grad = its.clone()
+        parts = [torch.nn.Parameter(part.clone()) for part in cuts(start)]
+        optimizers += [optimizer_class(parts[:1], **given), optimizer_class(parts[1:], **given)]
+        for tensors in gradients:
+            for parameter, gradient in zip((*together, *parts), (*tensors, *cuts(tensors))):
+                parameter.grad = gradient.clone()
             for each in optimizers:
                 each.step()
-        moved = (whole - start).abs().max().item()
-        if not (torch.cat(list(parts)) - whole.flatten()).abs().max().item() <= 1e-4 * moved:
-            why = "with parts of a parameter it makes other steps than with the whole"
+        for one, other, before in zip(parts, cuts(together), cuts(start)):
+            if not (one - other).abs().max().item() <= 1e-4 * (other - before).abs().max().item():
+                return "with a part of what is trained it makes other steps than with all"
     except Exception as error:  # pylint: disable=broad-exception-caught
-        why = f"{type(error).__name__}: {error}"
-    if why:
-        raise ValueError(f"lossynet: optimizer {name}: expected one that treats each element alone, such as AdamW, "
-                         f"Adam, SGD, RMSprop or Adagrad, since every rank owns 1/N of the elements ({why})")
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def same_model(gather: Callable[[bytes], list[bytes]], rank: int, every: Named) -> None:

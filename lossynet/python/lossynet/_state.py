@@ -62,9 +62,14 @@ class Saved:
         keys = {key for state in self.optimizer.state.values() for key, value in state.items()
                 if value is not None}
         mine = np.zeros(_KEYS_BYTES, np.uint8)
-        text = np.frombuffer(" ".join(sorted(keys)).encode(), np.uint8)
+        odd = [key for piece, state in self.optimizer.state.items() for key, value in state.items()
+               if torch.is_tensor(value) and value.dim() and value.shape != piece.shape]
+        text = np.frombuffer(("! " * bool(odd) + " ".join(sorted(keys))).encode(), np.uint8)
         mine[:len(text)] = text
         every = {bytes(row).rstrip(b"\0").decode() for row in self.comm.all_gather(mine)}
+        if any(keys.startswith("!") for keys in every):
+            raise ValueError("lossynet: the optimizer's state has other shapes than the parameters: expected "
+                             "state_dict() instead of gathered_state_dict()")
         return max(every, key=len).split()
 
     @torch.no_grad()
@@ -77,6 +82,8 @@ class Saved:
             self._load_shards(state_dict)
         else:
             self._load_gathered(state_dict)
+        for shard, values, _ in self._masters:
+            values.copy_(self._values[shard])
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):
             group.update(settings(shards))
 
@@ -101,7 +108,8 @@ class Saved:
             for where, piece in entry.pieces:
                 part = slice(where.start - entry.place.start, where.stop - entry.place.start)
                 inner["state"][order[id(piece)]] = {
-                    key: value.flatten()[part].clone() if torch.is_tensor(value) and value.dim() else value
+                    key: value.flatten()[part].view(piece.shape).clone()
+                    if torch.is_tensor(value) and value.dim() else value
                     for key, value in whole.items()}
         for group, loaded in zip(inner["param_groups"], state_dict["param_groups"]):
             group.update(settings(loaded))

@@ -121,9 +121,10 @@ class Comm:
     Other keywords are the trainer's options with ``_`` for ``-`` (``lossynet.options()``;
     ``train_llama2 --help`` explains them), for example ``loss_rate=0.1`` or ``wire_dtype="bf16"``;
     ``loss_rate=(0.2, 0)`` is of gradients and of parameters. ``rule``: what to do about loss instead (``Rule``).
-    ``tensors``: names of parts of the vector, slices, for ``loss_at`` and ``repair_at``. What is
-    not given has the library's default. Collective. Raises LossynetError if the ranks do not meet, or if a
-    setting is wrong or differs between ranks.
+    ``tensors``: names of parts of the vector, slices, for ``loss_at`` and ``repair_at``. ``shards``: of each bucket,
+    the elements that each rank owns of it, in order of ranks; by default as many as the others. What is not given
+    has the library's default. Collective. Raises LossynetError if the ranks do not meet, or if a setting is wrong or
+    differs between ranks.
 
     Methods marked *collective* must be called by all ranks in the same order. They raise LossynetError when
     another rank dies or leaves; the error names it, and the comm can then only be closed.
@@ -131,7 +132,7 @@ class Comm:
 
     def __init__(self, elements: int | Sequence[int], *, rank: int | None = None, ranks: int | None = None,
                  address: str | None = None, timeout: float = 60, world: World | None = None, rule: Rule | None = None,
-                 tensors: dict[str, slice] | None = None, **given: Any):
+                 tensors: dict[str, slice] | None = None, shards: Sequence[Sequence[int]] | None = None, **given: Any):
         self.buckets = [elements] if isinstance(elements, int) else list(elements)
         self.elements = sum(self.buckets)
         world = world or meet(Place.of(rank, ranks, address), timeout)
@@ -144,6 +145,9 @@ class Comm:
         self._rule = Bound(rule, world.rank) if rule is not None else None
         if self._rule:
             get("named_rule", self._settings.named, ctypes.addressof(self._rule.functions))
+        if shards:
+            owned = (ctypes.c_size_t * (len(shards) * self.ranks))(*(size for bucket in shards for size in bucket))
+            get("named_shards", self._settings.named, owned)  # which stays until the comm is open
         self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
         self._step, self._lossless = 0, False
         call("open", world, get("named_settings", self._settings.named, world.ranks), handle)

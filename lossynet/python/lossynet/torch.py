@@ -80,10 +80,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     ``params``: the model, all of which then comes from rank 0; or, as for every optimizer, parameters, (name,
     parameter) pairs or groups, with ``model`` beside them. ``optimizer_class``: one that treats elements alone
     (AdamW, Adam, SGD, ...); it gets the keyword arguments that are not named here (``lr``, ``weight_decay``, ...).
+    ``shard="parameter"``: each rank owns whole parameters, for an optimizer that treats these alone (Muon, Adafactor).
     ``clip``: largest norm of the averaged gradient, of all ranks together; 0: no limit. ``bucket_mb``: size of a
     bucket in 2^20 bytes of float32. ``buckets``: instead, lists of parameters in the order in which backward
     finishes them. ``overlap``: parameters arrive during the next forward pass. ``rank``, ``ranks``, ``address``,
-    ``timeout``, ``rule`` and the trainer's options (``loss_rate``, ``wire_dtype``, ``carry``, ...): see ``lossynet.Comm``.
+    ``timeout``, ``rule`` and the trainer's options (``loss_rate``, ``wire_dtype``, ...): see ``lossynet.Comm``.
     ``wire_dtype`` is float32 where no loss is asked for, so that nothing is rounded; ``"auto"`` is the trainer's.
 
     At construction all ranks take rank 0's values. ``step()`` also does zero_grad(). A parameter without a
@@ -93,7 +94,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     """
 
     def __init__(self, params: torch.nn.Module | Iterable[Any], optimizer_class: type[torch.optim.Optimizer], *,
-                 model: torch.nn.Module | None = None, clip: float = 0.0, bucket_mb: float = 4,
+                 model: torch.nn.Module | None = None, shard: str = "element", clip: float = 0.0, bucket_mb: float = 4,
                  overlap: bool = True, buckets: list[list[torch.nn.Parameter]] | None = None,
                  rank: int | None = None, ranks: int | None = None, address: str | None = None,
                  timeout: float = 60, rule: Rule | None = None, **keywords: Any):
@@ -107,8 +108,12 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         every = [p for group in self.param_groups for p in group["params"]]
         if any(id(p) in _touch.OWNERS for p in every):
             raise ValueError("lossynet: a parameter has a ShardedOptimizer already: expected its close() before")
-        _model.check_elementwise(optimizer_class, self.param_groups, keywords)
-        self._entries, sizes = self._lay_out(buckets, int(bucket_mb * 2**18) or 1)
+        if shard not in ("element", "parameter"):
+            raise ValueError(f'lossynet: shard={shard!r}: expected "element" or "parameter"')
+        whole, place = shard == "parameter", Place.of(rank, ranks, address)
+        _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole)
+        buckets, shards = self._lay_out(buckets, int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
+        self._entries, sizes = self._entries_of(buckets)
         self._of = {id(entry.parameter): entry for entry in self._entries}
         _model.check_parameters([(entry.name, entry.parameter) for entry in self._entries])
         self._frozen = [p for p in every if id(p) not in self._of]
@@ -116,18 +121,18 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._others = _model.Others([("frozen", p) for p in self._frozen])
         if model is not None:
             _model.check_wrapper(model)
-        world = meet(Place.of(rank, ranks, address), timeout)
+        world = meet(place, timeout)
         try:
             _model.same_model(functools.partial(gather_at_start, world), world.rank,
                               [(entry.name or "one", entry.parameter) for entry in self._entries])
         except LossynetError:
             get("rendezvous_close", world)
             raise
-        names = {entry.name or f"{place}": entry.place for place, entry in enumerate(self._entries)}
-        self.comm = Comm(sizes, world=world, rule=rule, tensors=names, **given)
+        names = {entry.name or f"{number}": entry.place for number, entry in enumerate(self._entries)}
+        self.comm = Comm(sizes, world=world, rule=rule, tensors=names, shards=shards, **given)
         self._transforms = rule is not None and type(rule).send is not Rule.send
         self._take_memory(sum(sizes))
-        self.optimizer = self._optimizer_of_shards(optimizer_class, keywords)
+        self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
         self._process = os.getpid()
         self._steps = 0  # that step() has begun to broadcast
         self._step_begun = -1
@@ -167,11 +172,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     # ---- construction
 
     def _lay_out(self, buckets: list[list[torch.nn.Parameter]] | None,
-                 most: int) -> tuple[list[_Entry], list[int]]:
-        """Places all parameters that are trained in one vector; backward finishes the last ones first."""
-        names: dict[int, str] = {}
-        for group in self.param_groups:
-            names.update(zip(map(id, group["params"]), group.get("param_names", [])))
+                 most: int, owners: int) -> tuple[list[list[torch.nn.Parameter]], list[list[int]] | None]:
+        """Puts all parameters that are trained into buckets; backward finishes the last ones first. owners: of whole
+        parameters, which lie in order of ranks then. Returns the elements that they own of each bucket, too."""
         trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if buckets is None:
             buckets = [[]]
@@ -183,6 +186,22 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if sorted(listed) != sorted(map(id, trained)) or not trained or not all(buckets):
             raise ValueError(f"lossynet: buckets list {len(listed)} parameters: expected each of the "
                              f"{len(trained)} that require a gradient once, and none empty")
+        if not owners:
+            return buckets, None
+        owner, owned, shards = {}, [0] * owners, []
+        for parameter in sorted(trained, key=lambda p: -p.numel()):
+            owner[id(parameter)] = least = owned.index(min(owned))
+            owned[least] += parameter.numel()
+        buckets = [sorted(bucket, key=lambda p: owner[id(p)]) for bucket in buckets]
+        for bucket in buckets:
+            shards.append([sum(p.numel() for p in bucket if owner[id(p)] == rank) for rank in range(owners)])
+        return buckets, shards
+
+    def _entries_of(self, buckets: list[list[torch.nn.Parameter]]) -> tuple[list[_Entry], list[int]]:
+        """The places of all parameters in one vector, and the elements of each bucket."""
+        names: dict[int, str] = {}
+        for group in self.param_groups:
+            names.update(zip(map(id, group["params"]), group.get("param_names", [])))
         entries, offset = [], 0
         for number, bucket in enumerate(buckets):
             for parameter in bucket:
@@ -195,10 +214,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if len(devices) > 1 or any(device.type != "cuda" for device in devices):
             raise ValueError(f"lossynet: parameters on {sorted(map(str, devices))}: expected the CPU, or one GPU "
                              "per rank")
-        self._stream = torch.cuda.Stream(devices.pop()) if devices else None
-        host = {"dtype": torch.float32, "device": "cpu", "pin_memory": self._stream is not None}
-        self._values, self._gradients = torch.empty(elements, **host), torch.zeros(elements, **host)
-        self._ahead: torch.Tensor | None = None
+        self._stream = torch.cuda.Stream(next(iter(devices))) if devices else None
+        self._host = {"dtype": torch.float32, "device": "cpu", "pin_memory": self._stream is not None}
+        self._values, self._gradients = torch.empty(elements, **self._host), torch.zeros(elements, **self._host)
+        self._ahead: tuple[torch.Tensor, torch.Tensor] | None = None  # in the host's memory, and at the masters
         memory = self._values.numpy()
         for entry in self._entries:
             shape = entry.parameter.shape
@@ -216,16 +235,20 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 entry.parameter.data.copy_(entry.value)
             entry.version, entry.uses = entry.parameter._version, _uses(entry.value)
         self._owned = [shard for shard in self.comm.owned() if shard.stop > shard.start]
+        device = _device_of_masters(devices, sum(shard.stop - shard.start for shard in self._owned))
+        self._masters = [(shard, _there(self._values[shard], device), _there(self._gradients[shard], device))
+                         for shard in self._owned]  # and their gradients: views of the vectors, or copies on a GPU
 
-    def _optimizer_of_shards(self, optimizer_class: type[torch.optim.Optimizer],
-                             keywords: dict[str, Any]) -> torch.optim.Optimizer:
-        """The user's optimizer, on this rank's part of each parameter: views of the vector."""
+    def _optimizer_of_shards(self, optimizer_class: type[torch.optim.Optimizer], keywords: dict[str, Any],
+                             whole: bool) -> torch.optim.Optimizer:
+        """The user's optimizer, on this rank's part of each parameter: views of the masters."""
         for entry in self._entries:
-            for shard in self._owned:
+            for shard, values, gradients in self._masters:
                 begin, end = max(entry.place.start, shard.start), min(entry.place.stop, shard.stop)
                 if begin < end:
-                    piece = torch.nn.Parameter(self._values[begin:end])
-                    piece.grad = self._gradients[begin:end]
+                    part, shape = slice(begin - shard.start, end - shard.start), entry.value.shape if whole else (-1,)
+                    piece = torch.nn.Parameter(values[part].view(shape))
+                    piece.grad = gradients[part].view(shape)
                     entry.pieces.append((slice(begin, end), piece))
         of, groups = self._of, []
         for group in self.param_groups:
@@ -465,7 +488,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """One rank's part of ``_read``: why it is here, and what its gradients are like."""
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
         bits = [entry.parameter.grad is not None for entry in self._entries]
-        bits += [False] * len(self._others.units) if why != _STEP else self._others.changed(self._steps < _model.CHECKED_STEPS)
+        checks = self._steps < _model.CHECKED_STEPS
+        bits += self._others.changed(checks) if why == _STEP else [False] * len(self._others.units)
         numbers = np.array([squares, why, self._steps], np.float64).tobytes()
         return np.concatenate([np.frombuffer(numbers, np.uint8), np.packbits(bits)])
 
@@ -613,25 +637,31 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if 0 < self.clip < norm:
             for shard in self._owned:
                 self._gradients[shard].mul_(self.clip / (norm + 1e-6))
-        lead = self.comm.lead()
+        for shard, _, gradients in self._masters:
+            _bring(self._gradients[shard], gradients)
+        lead = self.comm.lead() if self._masters else 0.0
         if lead and self._ahead is None:
-            self._ahead = torch.empty(sum(shard.stop - shard.start for shard in self._owned))
+            ahead = torch.empty(sum(len(values) for _, values, _ in self._masters), **self._host)
+            self._ahead = ahead, _there(ahead, self._masters[0][1].device)
         if lead:
-            torch.cat([self._values[shard] for shard in self._owned], out=self._ahead)
+            torch.cat([values for _, values, _ in self._masters], out=self._ahead[1])
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):
             shards.update(_model.settings(group))
-        idle = [pair for entry, each in zip(self._entries, used) if not each for pair in entry.pieces]
-        for _, piece in idle:
+        idle = [(piece, piece.grad) for entry, each in zip(self._entries, used) if not each
+                for _, piece in entry.pieces]
+        for piece, _ in idle:
             piece.grad = None  # no rank has a gradient: the optimizer leaves it alone
         self.optimizer.step()
-        for where, piece in idle:
-            piece.grad = self._gradients[where]
-        place = 0
-        for shard in self._owned if lead else ():  # old + (1 + lead) (new - old)
-            end = place + shard.stop - shard.start
-            self._ahead[place:end].lerp_(self._values[shard], 1 + lead)
-            place = end
-        self.comm.broadcast_ahead(self._ahead if lead else None, lead)
+        for piece, gradient in idle:
+            piece.grad = gradient
+        for shard, values, _ in self._masters:
+            _bring(values, self._values[shard])
+        if lead:  # old + (1 + lead) (new - old)
+            parts = self._ahead[1].split([len(values) for _, values, _ in self._masters])
+            for part, (_, values, _) in zip(parts, self._masters):
+                part.lerp_(values, 1 + lead)
+            _bring(self._ahead[1], self._ahead[0])
+        self.comm.broadcast_ahead(self._ahead[0] if lead else None, lead)
 
     # ---- forward
 
@@ -794,6 +824,25 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 if entry.parameter.grad is entry.sent:
                     entry.parameter.grad = None
             self.comm.close()
+
+
+def _device_of_masters(devices: set[torch.device], elements: int) -> torch.device:
+    """Where a rank's masters, their gradients and the optimizer's state are: on the GPU of the parameters, if that has
+    twice the memory for five float32 of each element."""
+    for device in devices:
+        if torch.cuda.mem_get_info(device)[0] > 40 * elements:
+            return device
+    return torch.device("cpu")
+
+
+def _there(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on a device, or the tensor itself where it is there."""
+    return tensor.to(device)
+
+
+def _bring(tensor: torch.Tensor, copy: torch.Tensor) -> None:
+    if copy.data_ptr() != tensor.data_ptr():
+        copy.copy_(tensor)
 
 
 def _uses(tensor: torch.Tensor) -> int:
