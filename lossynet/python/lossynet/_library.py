@@ -9,7 +9,7 @@ import ctypes
 import logging
 import os
 import pathlib
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import c_bool, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 LOGGER = logging.getLogger("lossynet")
 LAGS, AGES = 16, 8
@@ -55,59 +55,21 @@ class NotFinite(ctypes.Structure):
                f"{self.element}{others}"
 
 
-_VECTORS = POINTER(c_void_p)
+# The functions of lossynet.h by what they return, with a letter for each argument. Those with an int return a status.
+_LETTERS = {"i": c_int, "d": c_double, "n": c_size_t, "q": c_uint64, "b": c_bool, "t": c_char_p, "p": c_void_p}
+_FUNCTIONS = {
+    c_int: "rendezvous_open:tiidp bootstrap_gather:ppn named_set:ptt named_tensor:ptnn open:ppp step_begin:pq "
+           "reduce:ppb reduce_begin:ppb broadcast:ppb broadcast_begin:ppb bucket_wait:pip broadcast_end:p "
+           "gather_fresh:ppp all_gather:pppn pulse:pppn swap:ppppp step_counters:pqp report_begin:pqp report_end:ppp lost_between:pp",
+    None: "messages_to:pp rendezvous_close:p named_close:p named_rule:pp named_shards:pp close:p shard:piipp "
+          "round_as_sent:pp bucket_ready:pii broadcast_ahead:ppd error_feedback_share:pd state_save:pip",
+    c_char_p: "version: status_string:i named_get:pt named_name:i link_name:p",
+    c_size_t: "struct_bytes:t owned_elements:pi packet_bytes:p state_bytes:pi",
+    c_void_p: "named_open:ip named_settings:pi",
+    c_double: "lead:p",
+    c_bool: "is_not_finite:pp state_load:pipn",
+}
 _LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
-_STATUS_FUNCTIONS = {  # arguments of the functions that return a status
-    "rendezvous_open": (c_char_p, c_int, c_int, c_double, POINTER(World)),
-    "bootstrap_gather": (POINTER(World), c_void_p, c_size_t),
-    "named_set": (c_void_p, c_char_p, c_char_p),
-    "named_tensor": (c_void_p, c_char_p, c_size_t, c_size_t),
-    "open": (POINTER(World), c_void_p, POINTER(c_void_p)),
-    "step_begin": (c_void_p, c_uint64),
-    "reduce": (c_void_p, _VECTORS, c_bool),
-    "reduce_begin": (c_void_p, _VECTORS, c_bool),
-    "broadcast": (c_void_p, _VECTORS, c_bool),
-    "broadcast_begin": (c_void_p, _VECTORS, c_bool),
-    "bucket_wait": (c_void_p, c_int, POINTER(c_double)),
-    "broadcast_end": (c_void_p,),
-    "gather_fresh": (c_void_p, _VECTORS, c_void_p),
-    "all_gather": (c_void_p, c_void_p, c_void_p, c_size_t),
-    "pulse": (c_void_p, c_void_p, c_void_p, c_size_t),
-    "swap": (c_void_p, c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t)),
-    "step_counters": (c_void_p, c_uint64, POINTER(Counters)),
-    "report_begin": (c_void_p, c_uint64, _VECTORS),
-    "report_end": (c_void_p, POINTER(Counters), POINTER(Drift)),
-    "lost_between": (c_void_p, c_void_p),
-}
-_OTHER_FUNCTIONS = {
-    "version": (c_char_p,),
-    "status_string": (c_char_p, c_int),
-    "struct_bytes": (c_size_t, c_char_p),
-    "messages_to": (None, _LOG, c_void_p),
-    "rendezvous_close": (None, POINTER(World)),
-    "named_open": (c_void_p, c_int, POINTER(c_size_t)),
-    "named_close": (None, c_void_p),
-    "named_get": (c_char_p, c_void_p, c_char_p),
-    "named_name": (c_char_p, c_int),
-    "named_rule": (None, c_void_p, c_void_p),
-    "named_shards": (None, c_void_p, POINTER(c_size_t)),
-    "named_settings": (c_void_p, c_void_p, c_int),
-    "close": (None, c_void_p),
-    "shard": (None, c_void_p, c_int, c_int, POINTER(c_size_t), POINTER(c_size_t)),
-    "owned_elements": (c_size_t, c_void_p, c_int),
-    "link_name": (c_char_p, c_void_p),
-    "packet_bytes": (c_size_t, c_void_p),
-    "round_as_sent": (None, c_void_p, _VECTORS),
-    "bucket_ready": (None, c_void_p, c_int, c_int),
-    "broadcast_ahead": (None, c_void_p, _VECTORS, c_double),
-    "error_feedback_share": (None, c_void_p, c_double),
-    "lead": (c_double, c_void_p),
-    "is_not_finite": (c_bool, c_void_p, POINTER(NotFinite)),
-    "state_bytes": (c_size_t, c_void_p, c_int),
-    "state_save": (None, c_void_p, c_int, c_void_p),
-    "state_load": (c_bool, c_void_p, c_int, c_void_p, c_size_t),
-}
-
 _messages: list[str] = []  # what the library has said since the last call returned
 
 
@@ -125,12 +87,10 @@ def _load() -> ctypes.CDLL:
     except OSError as error:
         raise ImportError(f"cannot load {path}: {error}: expected `pip install ./lossynet/python` in the "
                           "repository, or LOSSYNET_LIBRARY=FILE") from error
-    for name, arguments in _STATUS_FUNCTIONS.items():
-        function = getattr(library, f"lossynet_{name}")
-        function.restype, function.argtypes = c_int, arguments
-    for name, (result, *arguments) in _OTHER_FUNCTIONS.items():
-        function = getattr(library, f"lossynet_{name}")
-        function.restype, function.argtypes = result, arguments
+    for result, functions in _FUNCTIONS.items():
+        for name, letters in (each.split(":") for each in functions.split()):
+            function = getattr(library, f"lossynet_{name}")
+            function.restype, function.argtypes = result, [_LETTERS[letter] for letter in letters]
     for name, ours in (("world", World), ("counters", Counters), ("drift", Drift), ("not_finite", NotFinite)):
         size = library.lossynet_struct_bytes(name.encode())
         if size != ctypes.sizeof(ours):
@@ -151,15 +111,16 @@ def tell() -> None:
 
 def call(name: str, *arguments: object) -> None:
     """Calls lossynet_<name>, which returns a status. Raises LossynetError if it fails."""
-    status = getattr(LIBRARY, f"lossynet_{name}")(*arguments)
+    status = get(name, *arguments)
     if status:
-        text = LIBRARY.lossynet_status_string(status).decode()
+        text = get("status_string", status).decode()
         said, _messages[:] = "; ".join(_messages), []
         raise LossynetError(said or f"lossynet_{name}: {text}", text)
-    if _messages:
-        tell()
+    tell()
 
 
 def get(name: str, *arguments: object):
-    """Calls lossynet_<name>, which cannot fail, and returns its result."""
-    return getattr(LIBRARY, f"lossynet_{name}")(*arguments)
+    """Calls lossynet_<name>, which cannot fail, and returns its result. Structs and numbers to be filled in are given
+    as they are."""
+    return getattr(LIBRARY, f"lossynet_{name}")(*(
+        ctypes.byref(given) if isinstance(given, (ctypes.Structure, c_size_t)) else given for given in arguments))

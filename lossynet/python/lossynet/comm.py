@@ -150,7 +150,7 @@ class Comm:
             get("named_shards", self._settings.named, owned)  # which stays until the comm is open
         self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
         self._step, self._lossless = 0, False
-        call("open", world, get("named_settings", self._settings.named, world.ranks), handle)
+        call("open", world, get("named_settings", self._settings.named, world.ranks), ctypes.byref(handle))
         self._handle = handle
         self._ahead = None  # memory that the library reads
         self._lists: dict[int, Any] = {}
