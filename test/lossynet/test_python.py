@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.xdist_group("transformers"), pytest.mark.takes(60)]
 
 PACKAGE = ROOT / "lossynet" / "python"
 MODEL = ROOT / "test" / "goldens" / "models" / "llama2"
-RULE = {"lead": "auto", "carry": 1, "repair": "1,0", "repair-budget": 0.2}
+RULE = {"lead": "auto", "carry": 1, "repair": "1,0", "repair-budget": 0.2, "wire-dtype": "float32"}
 RANKS, STEPS, SEQ, VOCABULARY, SEED, RATE = 4, 50, 32, 96, 5, 0.2
 
 AVERAGE = """
