@@ -39,8 +39,6 @@ from ._library import LossynetError, NotFinite, get
 from .comm import Comm, Place, gather_at_start, meet, options
 from .rule import Rule
 
-
-
 _STEP, _AVERAGE, _ANEW = 1, 2, 3  # why a rank ends a gradient phase
 _NAME_BYTES = 64
 
@@ -87,8 +85,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     ``timeout``, ``rule`` and the trainer's options (``loss_rate``, ``wire_dtype``, ...): see ``lossynet.Comm``.
     ``wire_dtype`` is float32 where no loss is asked for, so that nothing is rounded; ``"auto"`` is the trainer's.
 
-    At construction all ranks take rank 0's values. ``step()`` also does zero_grad(). A parameter without a
-    gradient at any rank is left alone, as PyTorch does. LR schedulers see ``param_groups`` as usual. Raises
+    At construction all ranks take rank 0's values. Each step needs a zero_grad(), as in PyTorch. A parameter without
+    a gradient at any rank is left alone. LR schedulers see ``param_groups`` as usual. Raises
     LossynetError where the model differs between ranks, and, in later calls, where a rank dies, leaves or makes
     another call.
     """
