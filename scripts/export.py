@@ -208,7 +208,8 @@ def main():
     try:
         export(arguments)
     except (LogError, OSError) as failure:
-        print(f"export.py: {failure}", file=sys.stderr)
+        said = f"{failure.filename}: {failure.strerror}" if getattr(failure, "filename", None) else failure
+        print(f"export.py: {said}", file=sys.stderr)
         return 1
     return 0
 

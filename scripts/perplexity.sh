@@ -54,11 +54,13 @@ trap 'exit 1' HUP INT TERM
 "$tokenize" --tokenizer "$tokenizer" --input "$text" --train "$work/text.bin" >"$work/log"
 echo "$model on $text: $(sed -n 's/^[^:]*: \(.*\), vocabulary.*/\1/p;q' "$work/log")"
 printf '%8s %8s %9s %12s %16s %14s\n' context stride scored 'per token' 'per word' 'bits per byte'
+measured=
 for context in ${CONTEXTS:-2048 4096}; do
     if [ "$context" -gt "$positions" ]; then
         printf '%8s  left out: the model takes at most %s tokens\n' "$context" "$positions"
         continue
     fi
+    measured=1
     for step in "$context" "$stride"; do
         [ "$step" -le "$context" ] || continue
         line=$("$train_llama2" --eval --model "$model" --val "$work/text.bin" --batch 1 \
@@ -68,3 +70,4 @@ for context in ${CONTEXTS:-2048 4096}; do
             printf "%8s %8s %9s %12s %16s %14s\n", c, s, $6, $4, $9, $13 }'
     done
 done
+[ -n "$measured" ] || fail "nothing was measured: expected CONTEXTS of at most $positions, such as CONTEXTS=$positions"

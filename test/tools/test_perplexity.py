@@ -122,6 +122,13 @@ def script(*arguments, **environment):
                           text=True, capture_output=True, timeout=300, check=False)
 
 
+def test_a_model_for_shorter_contexts(trained):
+    """Nothing is measured with contexts that are all too long for the model: that is no success."""
+    done = script(*trained)
+    assert done.returncode == 1 and done.stdout.count("left out") == 2
+    assert done.stderr == "perplexity.sh: nothing was measured: expected CONTEXTS of at most 512, such as CONTEXTS=512\n"
+
+
 def test_script(trained, tmp_path):
     checkpoint, text = trained
     done = script(checkpoint, text, "--batch", "3", CONTEXTS="128 512 2048", STRIDE="64")
