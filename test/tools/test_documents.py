@@ -106,3 +106,17 @@ def test_what_a_document_names_is_there(document):
             titles = re.findall(r"^#+ (.*)$", read(target), re.MULTILINE)
             anchors = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
             assert anchor in anchors, f"{link}#{anchor}"
+
+
+MEASURED = re.compile(r"(?<![\w.-])\d+(?:[.,]\d+)?(?:%| ?(?:ms|s|[KMGT]i?B|tokens/s|Gbit/s|minutes?|hours?)\b)")
+# A year, a command in code, a block of commands, or a file of results.
+SOURCE = re.compile(r"\b20\d\d\b|`[^`]*(?:make |build/|scripts/|dev/|test/|\.py|\.sh|--)[^`]*`|^```sh|^ {4}\S*(?:build|dev)/|\.jsonl",
+                    re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_figures_have_a_source(document):
+    """A section with figures names the command that prints them, what keeps them, or when they were measured."""
+    titles_and_bodies = re.split(r"^(#+ .*)$", read(document), flags=re.MULTILINE)
+    for title, body in zip(titles_and_bodies[1::2], titles_and_bodies[2::2]):
+        assert len(MEASURED.findall(body)) < 2 or SOURCE.search(body), f"{title}: whence {MEASURED.findall(body)}?"
