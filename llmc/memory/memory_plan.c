@@ -174,7 +174,9 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
                             ? (double)backend_cuda_muon_bytes(longest, c->width, element)
                             : 0;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    const double set = cudnn_bytes(c, s) + fmax(logits, muon) + fmax(attention, norm);
+    const double embedding = 4.0 * (N * (2 + c->width / 32.0) + c->vocabulary);
+    const double set =
+        cudnn_bytes(c, s) + fmax(logits, muon) + fmax(fmax(attention, norm), embedding);
     return sets_of(s) * set + (sets_of(s) - 1.0) * MEMORY_PLAN_PRODUCT_BYTES +
            MEMORY_PLAN_OPENED_BYTES;
 }

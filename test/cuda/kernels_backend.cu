@@ -94,7 +94,7 @@ template <typename T> struct operations {
     }
     static void embedding_backward(float *dtable, const int32_t *tokens, const tensor *dout, int N,
                                    int C, int V, bool accumulate) {
-        workspace w(cuda_embedding_backward_workspace(N, V));
+        workspace w(cuda_embedding_backward_workspace(N, C, V));
         cuda_embedding_backward(dtable, tokens, (const T *)dout, N, C, V, accumulate, w.memory,
                                 w.bytes, 0);
         finish();

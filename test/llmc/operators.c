@@ -133,7 +133,8 @@ void test_memory(void **state) {
 void test_embedding(void **state) {
     (void)state;
     int shapes[][3] = {{1, 1, 1},    {3, 5, 2},     {7, 16, 1000},  {77, 288, 97},
-                       {300, 64, 5}, {64, 130, 11}, {65, 24, 3001}, {200, 100, 32003}};
+                       {300, 64, 5}, {64, 130, 11}, {65, 24, 3001}, {200, 100, 32003},
+                       {700, 24, 3}, {333, 33, 2},  {96, 8, 1}};
     for (int s = 0; s < LENGTH(shapes); s++) {
         int N = shapes[s][0], C = shapes[s][1], V = shapes[s][2];
         if (too_large((size_t)V * C)) continue;
@@ -151,7 +152,7 @@ void test_embedding(void **state) {
                 dtable.reference[(size_t)tokens.host[i / C] * C + i % C] += dout.reference[i];
             subject.backend->embedding_backward(dtable.value, tokens.value, dout.value, N, C, V,
                                                 accumulate);
-            assert_close(&dtable, "embedding_backward", 2e-7, 2e-7);
+            assert_close(&dtable, "embedding_backward", 4e-7, 4e-7);
             array_free(&dtable);
         }
         array_free(&table), array_free(&out), array_free(&dout);
@@ -209,8 +210,9 @@ static void check_residual_rmsnorm(int N, int C, struct array *x, struct array *
 
 void test_rmsnorm(void **state) {
     (void)state;
-    int shapes[][2] = {{1, 1},    {1, 7},    {2, 64},    {65, 288}, {129, 97},  {63, 72},
-                       {390, 33}, {500, 16}, {300, 512}, {3, 4096}, {2, 12288}, {2, 12296}};
+    int shapes[][2] = {{1, 1},     {1, 7},     {2, 64},    {65, 288},  {129, 97},
+                       {63, 72},   {390, 33},  {500, 16},  {300, 512}, {3, 4096},
+                       {2, 12288}, {2, 12296}, {3500, 40}, {70, 1024}};
     for (int s = 0; s < LENGTH(shapes); s++) {
         int N = shapes[s][0], C = shapes[s][1];
         size_t n = (size_t)N * C;

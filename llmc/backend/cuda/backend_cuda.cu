@@ -267,7 +267,7 @@ static void embedding_forward(tensor *out, const int32_t *tokens, const tensor *
 static void embedding_backward(float *dtable, const int32_t *tokens, const tensor *dout, int N,
                                int C, int V, bool accumulate) {
     device_scope scope;
-    const size_t bytes = cuda_embedding_backward_workspace(N, V);
+    const size_t bytes = cuda_embedding_backward_workspace(N, C, V);
     cuda_embedding_backward<element>(dtable, tokens, (const element *)dout, N, C, V, accumulate,
                                      device_scratch_memory(SCRATCH_KERNEL, bytes), bytes,
                                      device_stream());

@@ -1,14 +1,19 @@
 /* embedding.cuh — looks up rows of a table by token, and computes the table's gradient.
  *
- * Backward sorts the tokens first, so that each row of the table is summed by one block, in order
- * of n and in float32: no atomics, the same bits every time. The place of a token in the sorted
- * list is the number of tokens that come before it. To count them takes N^2 comparisons, which is
- * still only a few microseconds at N = 8192, since the list fits in L1.
+ * Backward sorts the tokens first, so that the rows of dout that a row of the table adds up are one
+ * run of the sorted list. The list is cut into windows, each of which one block sums if all of it is of one
+ * token; another block sums a token's windows, and the rows before and after them: in order of n and
+ * in float32, with no atomics, and so the same bits every time. (A word of real text has a thousand rows;
+ * as one sum they took longer than all others together.) The place of a token in the sorted list is the
+ * number of tokens that come before it. To count them takes N^2 comparisons, which is still only a few
+ * microseconds at N = 8192, since the list fits in L1.
  */
 #ifndef LLMC_BACKEND_CUDA_EMBEDDING_H
 #define LLMC_BACKEND_CUDA_EMBEDDING_H
 
 #include "llmc/backend/cuda/common.cuh"
+
+enum { EMBEDDING_WINDOW = 32 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
@@ -60,28 +65,67 @@ static __global__ void __launch_bounds__(256)
     first[v] = low;
 }
 
-/* One block per row of dtable (V, C). Four rows of dout are under way at a time. */
+/* Adds elements i ... i+W-1 of rows row[begin ... end-1] of dout. Four are under way at a time. */
+template <typename T, int W>
+__device__ __forceinline__ void embedding_add(float (&total)[W], const int32_t *__restrict__ row,
+                                              int begin, int end, const T *__restrict__ dout, int C,
+                                              int i) {
+    enum { AHEAD = 4 };
+#pragma unroll 1
+    for (int at = begin; at < end; at += AHEAD) {
+        float x[AHEAD][W] = {};
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++)
+            if (at + a < end) load(x[a], dout + (size_t)row[at + a] * C + i);
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+            for (int k = 0; k < W; k++) total[k] += x[a][k];
+    }
+}
+
+/* windows (N / EMBEDDING_WINDOW, C) = the sums of the windows with one token. One block each. */
+template <typename T, int W>
+__global__ void __launch_bounds__(256)
+    embedding_windows_kernel(float *__restrict__ windows, const int32_t *__restrict__ sorted,
+                             const int32_t *__restrict__ row, const T *__restrict__ dout, int C) {
+    const int begin = blockIdx.x * EMBEDDING_WINDOW, end = begin + EMBEDDING_WINDOW;
+    if (sorted[begin] != sorted[end - 1]) return;
+    for (int i = threadIdx.x * W; i < C; i += blockDim.x * W) {
+        float total[W] = {};
+        embedding_add(total, row, begin, end, dout, C, i);
+        store(windows + (size_t)blockIdx.x * C + i, total);
+    }
+}
+
+/* One block per row of dtable (V, C). */
 template <typename T, typename G, int W>
 __global__ void __launch_bounds__(256)
     embedding_backward_kernel(G *__restrict__ dtable, const int32_t *__restrict__ first,
-                              const int32_t *__restrict__ row, const T *__restrict__ dout, int C,
-                              bool accumulate) {
-    enum { AHEAD = 4 };
-    int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
+                              const int32_t *__restrict__ row, const float *__restrict__ windows,
+                              const T *__restrict__ dout, int C, bool accumulate) {
+    const int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
     if (accumulate && begin == end) return;
+    int whole = (begin + EMBEDDING_WINDOW - 1) / EMBEDDING_WINDOW, after = end / EMBEDDING_WINDOW;
+    if (whole > after) whole = after; /* it begins and ends in one window */
+    const bool none = whole == after;
     G *to = dtable + (size_t)blockIdx.x * C;
     for (int i = threadIdx.x * W; i < C; i += blockDim.x * W) {
         float total[W] = {};
         if (accumulate) load(total, to + i);
-        for (int at = begin; at < end; at += AHEAD) {
-            float x[AHEAD][W] = {};
+            /* Rows before the windows, the windows, rows after them. */
+#pragma unroll 1
+        for (int side = 0; side < 2; side++) {
+            const int from = side == 0 ? begin : none ? end : after * EMBEDDING_WINDOW;
+            const int until = side == 0 && !none ? whole * EMBEDDING_WINDOW : end;
+            embedding_add(total, row, from, until, dout, C, i);
+#pragma unroll 1
+            for (int window = whole; side == 0 && window < after; window++) {
+                float x[W];
+                load(x, windows + (size_t)window * C + i);
 #pragma unroll
-            for (int a = 0; a < AHEAD; a++)
-                if (at + a < end) load(x[a], dout + (size_t)row[at + a] * C + i);
-#pragma unroll
-            for (int a = 0; a < AHEAD; a++)
-#pragma unroll
-                for (int k = 0; k < W; k++) total[k] += x[a][k];
+                for (int k = 0; k < W; k++) total[k] += x[k];
+            }
         }
         store(to + i, total);
     }
@@ -97,24 +141,37 @@ void cuda_embedding_forward(T *out, const int32_t *tokens, const T *table, int N
            row_threads(vectors ? C / wide<T> : C, 256), 0, stream, out, tokens, table, C);
 }
 
-static inline size_t cuda_embedding_backward_workspace(int N, int V) {
-    return (2 * (size_t)N + V + 1) * sizeof(int32_t);
+static inline size_t cuda_embedding_windows(int N, int C) {
+    return (size_t)(N / EMBEDDING_WINDOW) * C * sizeof(float);
 }
 
-/* The gradient's type G may differ from T. The workspace is aligned to 4 bytes. */
+static inline size_t cuda_embedding_backward_workspace(int N, int C, int V) {
+    return cuda_embedding_windows(N, C) + (2 * (size_t)N + V + 1) * sizeof(int32_t);
+}
+
+/* The gradient's type G may differ from T. The workspace is aligned to 16 bytes. */
 template <typename T, typename G>
 void cuda_embedding_backward(G *dtable, const int32_t *tokens, const T *dout, int N, int C, int V,
                              bool accumulate, void *workspace, size_t workspace_bytes,
                              cudaStream_t stream) {
-    cuda_check_workspace(workspace_bytes, cuda_embedding_backward_workspace(N, V));
-    int32_t *sorted = (int32_t *)workspace, *row = sorted + N, *first = row + N;
+    cuda_check_workspace(workspace_bytes, cuda_embedding_backward_workspace(N, C, V));
+    float *windows = (float *)workspace;
+    int32_t *sorted = (int32_t *)((char *)workspace + cuda_embedding_windows(N, C));
+    int32_t *row = sorted + N, *first = row + N;
     launch(embedding_sort_kernel, ceil_div(N, 8), 256, 0, stream, sorted, row, tokens, N);
     launch(embedding_runs_kernel, ceil_div(V + 1, 256), 256, 0, stream, first,
            (const int32_t *)sorted, N, V);
-    bool vectors = C % wide<T> == 0 && are_aligned(dtable, dout);
-    launch(vectors ? embedding_backward_kernel<T, G, wide<T>> : embedding_backward_kernel<T, G, 1>,
-           V, row_threads(vectors ? C / wide<T> : C, 256), 0, stream, dtable,
-           (const int32_t *)first, (const int32_t *)row, dout, C, accumulate);
+    const bool vectors = C % wide<T> == 0 && are_aligned(dout, workspace);
+    const unsigned threads = row_threads(vectors ? C / wide<T> : C, 256);
+    if (N >= EMBEDDING_WINDOW)
+        launch(vectors ? embedding_windows_kernel<T, wide<T>> : embedding_windows_kernel<T, 1>,
+               N / EMBEDDING_WINDOW, threads, 0, stream, windows, (const int32_t *)sorted,
+               (const int32_t *)row, dout, C);
+    const bool wide_rows = vectors && are_aligned(dtable);
+    launch(
+        wide_rows ? embedding_backward_kernel<T, G, wide<T>> : embedding_backward_kernel<T, G, 1>,
+        V, row_threads(wide_rows ? C / wide<T> : C, 256), 0, stream, dtable, (const int32_t *)first,
+        (const int32_t *)row, (const float *)windows, dout, C, accumulate);
 }
 
 #endif
