@@ -115,12 +115,12 @@ struct lossynet_memory {
  * residual is computed in float32 and rounded, and is 0 if it is not finite, or 2^63 or more in
  * size. The caller adds the residual, times
  * the share, to a vector before the vector is ready.
- *   round only with wire_dtype int8, int6 and int4. For each local worker v, rounds the packets that
+ *   round only if wire_dtype is narrower than float32. For each local worker v, rounds the packets that
  *         it sends to other owners, as struct lossynet_memory's function does with key[v]; the
  *         residual becomes what rounding took away, to nearest even. It is called before keep, once
  *         in a step
  *   keep  sets the residual of each packet k that local worker v sends to another owner: to 0 where
- *         arrived[v * K + k] is not 0, elsewhere to the elements. With int8, int6 and int4 it leaves
+ *         arrived[v * K + k] is not 0, elsewhere to the elements. After `round` it leaves
  *         the residual where the packet arrived, and elsewhere adds the elements as they were sent. It rounds
  *         at random, element e of the vector of v with lots[v] (ln_bf16_keep_sum in base.h)
  *   save  copies the residual of all P elements into the host's memory, which need not be aligned

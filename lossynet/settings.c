@@ -182,7 +182,8 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
         ln_log("vectors outside the host's memory: expected all functions of lossynet_memory");
         return LOSSYNET_INVALID;
     }
-    if (blocks && settings->residuals && !settings->residuals->round) {
+    if (settings->wire_dtype != LOSSYNET_FLOAT32 && settings->residuals &&
+        !settings->residuals->round) {
         ln_log("wire dtype %s, residuals that are kept apart: expected their function round",
                lossynet_wire_dtype_name((int)settings->wire_dtype));
         return LOSSYNET_INVALID;

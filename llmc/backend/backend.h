@@ -55,6 +55,15 @@ struct adamw_settings {
     float lead; /* in steps, of `ahead` */
 };
 
+/* Arrays of n elements for adamw. */
+struct adamw_part {
+    weight *param;
+    float *master, *m, *v, *ahead;
+    const float *gradient;
+    size_t n;
+    float weight_decay;
+};
+
 struct muon_settings {
     float momentum;
     float lead; /* in steps, of `ahead` */
@@ -254,6 +263,10 @@ struct backend {
     void (*adamw)(weight *param, float *master, float *m, float *v, float *ahead,
                   const float *gradient, size_t n, const struct adamw_settings *settings, int step,
                   float learning_rate, float weight_decay, float gradient_scale);
+    /* The same for all parts, none of which overlaps another. NULL: one after another is as fast */
+    void (*adamw_parts)(const struct adamw_part *part, int count,
+                        const struct adamw_settings *settings, int step, float learning_rate,
+                        float gradient_scale);
     /* Muon (Jordan 2024) of a matrix (rows, cols): m = momentum m + (1 - momentum) gradient, and
      * master = (1 - learning_rate weight_decay) master - rate O, where O has all singular values near
      * 1, and those vectors that the average with Nesterov's step, (1 - momentum) gradient + momentum m, has

@@ -74,7 +74,12 @@ static void add_residual_and_round(const struct bucket_pipeline *s, const struct
     const size_t count = s->layout->bucket_elements[bucket];
     if (w->residual && !is_of_group_of_ranks(s, w))
         s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
-    if (s->placement->rounds_to_bf16 && !w->copies_bf16) s->be->round(w->grads + offset, count);
+    const struct range *own = &w->range[bucket];
+    if (!s->placement->rounds_to_bf16 || w->copies_bf16) return;
+    if (s->placement->rounds_to_bf16 == ROUNDS_OWN)
+        s->be->round(w->grads + own->offset, own->count);
+    else
+        s->be->round(w->grads + offset, count);
 }
 
 /* Copies the gradient to the host, if staged, and sends it, if `early`. If ranks share a replica

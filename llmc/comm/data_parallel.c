@@ -56,8 +56,9 @@ static int open_comm(struct data_parallel *d) {
     const struct placement *p = &d->placement;
     const struct exchange exchange = {.be = be,
                                       .elements = d->layout->count,
-                                      .rounds_first = p->rounds_to_bf16 && p->copies_bf16,
-                                      .has_error = d->options->net.wire_dtype >= LOSSYNET_INT8};
+                                      .rounds_first =
+                                          p->copies_bf16 && p->rounds_to_bf16 == ROUNDS_ALL,
+                                      .has_error = d->options->net.wire_dtype != LOSSYNET_FLOAT32};
     d->vectors.exchange = exchange;
     const struct lossynet_memory memory = exchange_memory(&d->vectors.exchange);
     const struct lossynet_residuals residuals = exchange_residuals(&d->vectors.exchange);
@@ -463,13 +464,11 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         const bool knows = replayed && !isnan(part.norm);
         step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
         step.lead = knows ? part.lead : lead;
-        for (int b = 0; b < d->layout->buckets; b++) {
-            const struct range range = k->range[b];
-            worker_update(k, d->be, d->layout, d->options, &step, range);
-            if (d->vectors.sent_ahead && step.lead == 0) /* a replayed owner that did not lead */
-                d->be->copy(k->ahead + range.state, worker_values(k, &range),
-                            range.count * sizeof(float));
-        }
+        worker_update(k, d->be, d->layout, d->options, &step, k->range, d->layout->buckets);
+        /* A replayed owner that did not lead. */
+        for (int b = 0; b < d->layout->buckets && d->vectors.sent_ahead && step.lead == 0; b++)
+            d->be->copy(k->ahead + k->range[b].state, worker_values(k, &k->range[b]),
+                        k->range[b].count * sizeof(float));
         if (d->vectors.sent_ahead)
             worker_move(k, d->be, ARRAY_COMM_AHEAD, (struct range){0, k->owned, 0});
     }
@@ -490,7 +489,7 @@ static void step_replica(void *context, struct worker *w, int set) {
     d->numbers.mine[w - d->worker] = norm / d->workers;
     step.gradient_scale = worker_clip(d->options, norm);
     const struct range all = {0, d->layout->count, 0};
-    if (isfinite(norm)) worker_update(w, d->be, d->layout, d->options, &step, all);
+    if (isfinite(norm)) worker_update(w, d->be, d->layout, d->options, &step, &all, 1);
 }
 
 int data_parallel_update_replicas(struct data_parallel *d, struct worker_step step, double *norm) {
@@ -511,7 +510,7 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
         struct range range;
         while (lossynet_next_fresh(d->comm, k->id, &cursor, &range.offset, &range.count)) {
             range.state = range.offset;
-            worker_update(k, d->be, d->layout, d->options, &step, range);
+            worker_update(k, d->be, d->layout, d->options, &step, &range, 1);
         }
     }
     pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false); /* drift and evaluation read them */

@@ -22,6 +22,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.run.micro_batches = o->micro_batches;
     s.run.steps_alone = worker_steps_alone(o);
     s.run.narrow = o->net.wire_dtype != LOSSYNET_FLOAT32;
+    s.run.blocks = o->net.wire_dtype >= LOSSYNET_INT8;
     s.run.changes = o->meet != NULL;
     s.batch = o->batch;
     s.seq = seq;

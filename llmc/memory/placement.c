@@ -20,10 +20,11 @@ struct placement placement_of(const struct placement_run *r) {
     /* Not if ranks may change, since they hand over float32 replicas. */
     p.masters = p.staged && bf16 && one && owners && !r->changes && p.trains;
     /* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
-    p.rounds_to_bf16 =
-        r->device && bf16 && owners && r->workers > 1 && r->narrow && !(carries && r->group > 1);
+    const bool sends_bf16 = r->device && bf16 && owners && r->workers > 1 && r->narrow;
+    p.rounds_to_bf16 = sends_bf16 && !(carries && r->group > 1) ? ROUNDS_ALL : ROUNDS_NOTHING;
     p.copies_bf16 = p.masters && p.rounds_to_bf16;
     p.residual = r->device && carries && p.trains;
+    if (p.rounds_to_bf16 && p.residual && !r->blocks) p.rounds_to_bf16 = ROUNDS_OWN;
     p.weights = r->device && bf16;
     p.borrows = p.staged && p.trains && !p.masters;
     p.gathers = r->workers > 1 && !p.borrows;

@@ -60,13 +60,17 @@ struct placement_run { /* what decides */
     bool carries[2];  /* --carry: on a CPU, on a device */
     bool leads;       /* owners keep values ahead of the model, which they broadcast (--lead) */
     bool narrow;      /* elements of packets of gradients are narrower than float32 */
+    bool blocks;      /* ... and of integers with a scale */
 };
+
+enum placement_rounds { ROUNDS_NOTHING, ROUNDS_ALL, ROUNDS_OWN };
 
 struct placement {
     bool trains, staged, masters, copies_bf16;
     /* A device rounds gradients to bfloat16 when backward finishes them, so that the same values are
-     * sent wherever workers run. */
-    bool rounds_to_bf16;
+     * sent wherever workers run. ROUNDS_OWN: only the worker's shards: the rest is rounded when it is
+     * sent, and the residual keeps the error. */
+    enum placement_rounds rounds_to_bf16;
     bool residual; /* lost gradients are kept beside the vectors; else lossynet keeps them */
     bool leads, steps_alone;
     bool weights;   /* operations read bfloat16 weights, beside or instead of float32 parameters */

@@ -138,26 +138,59 @@ static void update_matrix(const struct worker *w, const struct backend *be, cons
              (float)o->weight_decay, (float)s->gradient_scale);
 }
 
+struct update { /* parts that AdamW has not been asked to update yet */
+    const struct backend *be;
+    const struct options *o;
+    const struct worker_step *s;
+    struct adamw_part part[128];
+    int parts;
+};
+
+static void update_parts(struct update *u) {
+    const struct worker_step *s = u->s;
+    const struct adamw_settings adamw = {(float)u->o->beta1, (float)u->o->beta2,
+                                         (float)u->o->adam_eps, (float)s->lead};
+    const float rate = (float)s->learning_rate, scale = (float)s->gradient_scale;
+    if (u->be->adamw_parts && u->parts)
+        u->be->adamw_parts(u->part, u->parts, &adamw, s->step + 1, rate, scale);
+    for (const struct adamw_part *p = u->part; !u->be->adamw_parts && p < u->part + u->parts; p++)
+        u->be->adamw(p->param, p->master, p->m, p->v, p->ahead, p->gradient, p->n, &adamw,
+                     s->step + 1, rate, p->weight_decay, scale);
+    u->parts = 0;
+}
+
 /* Weight decay differs between tensors, so the range is cut at their boundaries. */
-void worker_update(const struct worker *w, const struct backend *be,
-                   const struct param_layout *layout, const struct options *o,
-                   const struct worker_step *s, struct range range) {
-    const struct adamw_settings adamw = {(float)o->beta1, (float)o->beta2, (float)o->adam_eps,
-                                         (float)s->lead};
+static void update_range(struct update *u, const struct worker *w,
+                         const struct param_layout *layout, struct range range) {
+    const struct worker_step *s = u->s;
     for (const struct span *span = layout->span; range.count; span++) {
         assert(span < layout->span + layout->spans);
         const struct range part = range_common(range, (struct range){span->offset, span->count, 0});
         if (!part.count) continue;
         float *params = worker_values(w, &part);
         weight *in_use = params;
-        if (s->weights) in_use = (char *)s->weights + part.offset * be->weight_bytes;
-        if (o->optimizer == OPTIMIZER_MUON && span->rows)
-            update_matrix(w, be, o, s, in_use, part, span->cols);
+        if (s->weights) in_use = (char *)s->weights + part.offset * u->be->weight_bytes;
+        if (u->parts == sizeof u->part / sizeof *u->part) update_parts(u);
+        if (u->o->optimizer == OPTIMIZER_MUON && span->rows)
+            update_matrix(w, u->be, u->o, s, in_use, part, span->cols);
         else
-            be->adamw(in_use, params, w->m + part.state, w->v + part.state,
-                      s->lead != 0 ? w->ahead + part.state : NULL, worker_averaged(w, &part),
-                      part.count, &adamw, s->step + 1, (float)s->learning_rate,
-                      span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
+            u->part[u->parts++] =
+                (struct adamw_part){.param = in_use,
+                                    .master = params,
+                                    .m = w->m + part.state,
+                                    .v = w->v + part.state,
+                                    .ahead = s->lead != 0 ? w->ahead + part.state : NULL,
+                                    .gradient = worker_averaged(w, &part),
+                                    .n = part.count,
+                                    .weight_decay = span->decay ? (float)u->o->weight_decay : 0};
         range.count -= part.count, range.offset += part.count, range.state += part.count;
     }
+}
+
+void worker_update(const struct worker *w, const struct backend *be,
+                   const struct param_layout *layout, const struct options *o,
+                   const struct worker_step *s, const struct range *range, int ranges) {
+    struct update u = {.be = be, .o = o, .s = s};
+    for (int i = 0; i < ranges; i++) update_range(&u, w, layout, range[i]);
+    update_parts(&u);
 }

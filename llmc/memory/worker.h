@@ -132,11 +132,11 @@ static inline float *worker_averaged(const struct worker *w, const struct range 
     return w->average ? w->average + range->state : w->grads + range->offset;
 }
 
-/* Runs the optimizer on a range of parameters, and their elements of m, v and `ahead`. With Muon the range
+/* Runs the optimizer on ranges of parameters, and their elements of m, v and `ahead`. With Muon the range
  * has whole rows of matrices, whose v stays 0. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
-                   const struct worker_step *step, struct range range);
+                   const struct worker_step *step, const struct range *range, int ranges);
 
 #ifdef __cplusplus
 }

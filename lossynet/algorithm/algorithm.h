@@ -213,9 +213,6 @@ int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase);
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                      bool remote);
 
-/* The same for gradients that a round of retransmission has brought within this rank. */
-void ln_round_again(const struct lossynet_comm *comm, float *const *vectors);
-
 /* Call it before vectors are read or written: logs an error if vectors are bfloat16 and the program
  * has not called lossynet_shards. */
 lossynet_status ln_shards_check(const struct lossynet_comm *comm);
@@ -722,14 +719,6 @@ static inline float *ln_feedback_mass(const struct lossynet_comm *comm, int v) {
     return comm->feedback.mass ? comm->feedback.mass + comm->arrivals.own_start[v] : NULL;
 }
 
-/* Where rounding stores what it takes away from local worker v's gradient; NULL if it stores
- * nothing. */
-static inline uint16_t *ln_feedback_error(const struct lossynet_comm *comm, int v) {
-    return comm->feedback.residual && ln_has_blocks(&comm->partition)
-               ? comm->feedback.residual + (size_t)v * comm->partition.elements
-               : NULL;
-}
-
 /* How many groups have a worker in this rank, beginning with group *first; and how many have
  * none. */
 static inline int ln_local_groups(const struct lossynet_comm *comm, int *first) {
@@ -755,6 +744,14 @@ static inline void *ln_element(const struct lossynet_comm *comm, const void *vec
 /* Whether packets between workers of this rank are rounded in the workers' vectors. */
 static inline bool ln_rounds_vectors(const struct lossynet_comm *comm) {
     return comm->resources.bf16 ? ln_has_blocks(&comm->partition) : ln_has_bf16(&comm->partition);
+}
+
+/* Where rounding stores what it takes away from local worker v's gradient; NULL if it stores
+ * nothing. */
+static inline uint16_t *ln_feedback_error(const struct lossynet_comm *comm, int v) {
+    return comm->feedback.residual && ln_rounds_vectors(comm)
+               ? comm->feedback.residual + (size_t)v * comm->partition.elements
+               : NULL;
 }
 
 /* Element e of what local worker v owns, as the packets of a remote sender brought it. */

@@ -15,7 +15,7 @@
  * divides by N: with share 1 every gradient then counts 1/N in the end. All this costs one more bit
  * per packet, and no exchange of its own with settings.acknowledge_later.
  *
- * The residual also carries what rounding in blocks takes away (elements.c), even from packets that
+ * The residual also carries what rounding takes away (elements.c), even from packets that
  * arrive: it is u - Q(u) if the packet arrived, and u if it did not. Such an error is not a late
  * gradient and does not count in the mass.
  *
@@ -213,7 +213,7 @@ void ln_feedback_count(struct lossynet_comm *comm) {
 }
 
 void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
-    /* Rounds what was sent to other ranks in blocks, too, so that residuals get the errors. */
+    /* Rounds what was sent to other ranks, too, so that residuals get the errors. */
     ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {

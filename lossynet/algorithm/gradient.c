@@ -357,7 +357,6 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
         status = ln_retransmission_ask(comm, LOSSYNET_GRADIENT);
         if (status) break;
         fill_masks(comm, false);
-        ln_round_again(comm, vectors);
         if (!comm->transport) continue;
         ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
         ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, false);

@@ -1,8 +1,8 @@
 /* rounding.c — rounds what workers of one rank send each other in the same way as packets over a
  * link, so that the result does not depend on which workers share a rank.
  *
- * Parameters are rounded to nearest, so that replicas with a packet of the same step agree. In
- * blocks with a scale, gradients are rounded at random without bias. Each worker uses its own
+ * Parameters are rounded to nearest, so that replicas with a packet of the same step agree, and so are
+ * gradients in bfloat16. In blocks with a scale, gradients are rounded at random without bias. Each worker uses its own
  * random numbers, so that an average over workers has smaller errors than one worker's gradient.
  * With error feedback the residual holds what rounding took away from a gradient, until the sender
  * knows whether the packet arrived (error_feedback.c).
@@ -27,7 +27,7 @@ int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase) {
     return dtype == LOSSYNET_FLOAT32 ? 32 : dtype == LOSSYNET_BF16 ? 16 : ln_block_bits(dtype);
 }
 
-/* Rounds n elements in blocks, and keeps in their residual what that takes away. This error is taken
+/* Rounds n elements, and keeps in their residual what that takes away. This error is taken
  * of the element in float32, and only then rounded to bfloat16: taken of a rounded element it would
  * miss up to 2^-9 of the element, which may be more than the error. */
 static void round_with_error(const struct ln_rounding *r, float *x, uint16_t *residual, size_t n) {
@@ -43,23 +43,6 @@ static void round_with_error(const struct ln_rounding *r, float *x, uint16_t *re
     }
 }
 
-/* With bfloat16 and error feedback, only what arrived is rounded, unless a device does it. The residual
- * takes the rest as it is, and rounds it itself (error_feedback.c). */
-static bool rounds_arrived(const struct lossynet_comm *comm, lossynet_phase phase) {
-    return phase == LOSSYNET_GRADIENT && comm->feedback.mass && !ln_has_blocks(&comm->partition) &&
-           !comm->resources.memory.round;
-}
-
-/* Rounds the packets of a shard that arrived. */
-static void round_packets(const struct ln_rounding *r, float *shard, const uint8_t *arrived,
-                          size_t count, size_t packet) {
-    for (size_t k = 0; k * packet < count; k++) {
-        float *x = shard + k * packet;
-        const size_t left = count - k * packet;
-        if (arrived[k]) ln_elements_copy(r, x, x, left < packet ? left : packet);
-    }
-}
-
 /* Rounds the shards of `owner` in local worker v's vector. */
 static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                          float *vector, int owner) {
@@ -69,11 +52,6 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     /* A worker that leaves a replayed step out keeps its residual as it is. */
     uint16_t *residual =
         phase == LOSSYNET_GRADIENT && part.takes_part ? ln_feedback_error(comm, v) : NULL;
-    const bool some = rounds_arrived(comm, phase);
-    size_t n;
-    const uint8_t *arrived =
-        some ? ln_arrived(comm, phase, owner - comm->workers.first, comm->workers.first + v, &n)
-             : NULL;
     for (int b = 0; b < partition->buckets; b++) {
         size_t offset, count;
         ln_shard_span(partition, owner, b, &offset, &count);
@@ -81,11 +59,6 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
         const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, offset);
         if (comm->resources.bf16) {
             ln_elements_round_bf16(&r, ln_element(comm, vector, offset), count);
-            continue;
-        }
-        if (some) {
-            round_packets(&r, shard, arrived, count, partition->packet_elements);
-            arrived += ln_shard_packets(partition, b, owner);
             continue;
         }
         if (residual)
@@ -108,7 +81,7 @@ static void round_there(const struct lossynet_comm *comm, lossynet_phase phase,
         const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, 0);
         keys[v] = r.key, random = r.random;
     }
-    if (random && apart->round)
+    if (phase == LOSSYNET_GRADIENT && apart->round)
         apart->round(apart->context, bits, keys);
     else if (memory->round)
         memory->round(memory->context, vectors, bits, random ? keys : NULL);
@@ -116,11 +89,10 @@ static void round_there(const struct lossynet_comm *comm, lossynet_phase phase,
 
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                      bool remote) {
-    if (!ln_rounds_vectors(comm) || (remote && rounds_arrived(comm, phase))) return;
-    const bool apart =
-        phase == LOSSYNET_GRADIENT && ln_has_blocks(&comm->partition) && comm->feedback.apart.round;
-    if (!remote) round_there(comm, phase, vectors);
-    if (comm->resources.memory.round || (apart && remote)) return;
+    const bool apart = phase == LOSSYNET_GRADIENT && comm->feedback.apart.round;
+    if (!ln_has_bf16(&comm->partition)) return;
+    if (!remote && (apart || ln_rounds_vectors(comm))) round_there(comm, phase, vectors);
+    if (comm->resources.memory.round || (apart && remote) || !ln_rounds_vectors(comm)) return;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int owner = 0; owner < comm->workers.count; owner++) {
@@ -131,11 +103,6 @@ void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, flo
             round_shards(comm, phase, v, vectors[v], owner);
         }
     }
-}
-
-void ln_round_again(const struct lossynet_comm *comm, float *const *vectors) {
-    if (rounds_arrived(comm, LOSSYNET_GRADIENT))
-        ln_round_others(comm, LOSSYNET_GRADIENT, vectors, false);
 }
 
 void lossynet_round_as_sent(struct lossynet_comm *comm, float *const *vectors) {

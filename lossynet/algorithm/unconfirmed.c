@@ -198,7 +198,7 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
                                      .count = count,
                                      .held = &u->held[at],
                                      .held_apart = &u->held_apart[at],
-                                     .has_error = ln_has_blocks(partition),
+                                     .has_error = ln_rounds_vectors(comm),
                                      .lots = ln_residual_lots(comm, v),
                                      .offset = offset};
             const unsigned sent = gradients(comm, v, at);

@@ -212,6 +212,22 @@ template <typename T> struct operations {
                    weight_decay, gradient_scale, 0);
         finish();
     }
+    static void adamw_parts(const struct adamw_part *part, int count,
+                            const struct adamw_settings *settings, int step, float learning_rate,
+                            float gradient_scale) {
+        workspace jobs((size_t)count * sizeof(struct adamw_job));
+        uint32_t blocks = 0;
+        int used = 0;
+        for (int i = 0; i < count; i++) {
+            struct adamw_job job;
+            if (part[i].n == 0) continue;
+            blocks += adamw_job_of(&job, &part[i], blocks, learning_rate);
+            copy((struct adamw_job *)jobs.memory + used++, &job, sizeof job);
+        }
+        cuda_adamw_parts<T>((const struct adamw_job *)jobs.memory, used, blocks, settings, step,
+                            learning_rate, gradient_scale, 0);
+        finish();
+    }
     static void product(void *out, bool is_float32, const T *a, const T *b, bool transpose_a,
                         bool transpose_b, int M, int N, int K) {
         const size_t a_row = transpose_a ? 1 : K, a_column = transpose_a ? M : 1;
@@ -340,8 +356,8 @@ template <typename T> struct operations {
         b.attention_forward = attention_forward, b.attention_backward = attention_backward;
         b.attention_continue = attention_continue;
 #endif
-        b.adamw = adamw, b.muon = muon, b.sum_of_squares = sum_of_squares,
-        b.sums_of_squares = sums_of_squares;
+        b.adamw = adamw, b.adamw_parts = adamw_parts, b.muon = muon,
+        b.sum_of_squares = sum_of_squares, b.sums_of_squares = sums_of_squares;
         b.weighted_sum = weighted_sum;
         b.exchange_round = exchange_round, b.exchange_average = exchange_average;
         b.exchange_copy = exchange_copy, b.gather = gather;

@@ -36,7 +36,7 @@ def same(one, other, tolerance, *fields):
 
 @pytest.mark.parametrize("algorithm, wire, carry", [
     ("lossy", "float32", 0), ("rps", "float32", 0), ("naive", "float32", 0), ("lossy", "bf16", 0),
-    ("lossy", "float32", 0.7), ("lossy", "int8", 1), ("lossy", "int8", 0), ("lossy", "int6", 0.7)])
+    ("lossy", "float32", 0.7), ("lossy", "bf16", 1), ("lossy", "int8", 1), ("lossy", "int8", 0), ("lossy", "int6", 0.7)])
 def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
     options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2", "--seq=32",
                f"--wire-dtype={wire}", f"--carry={carry}", "--steps=3"]
@@ -44,10 +44,12 @@ def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
                                      "--dtype=float32", *options)
     expected, expected_evaluation, _ = train(data, tmp_path / "cpu", "--device=cpu", *options)
     assert "emulated, float32" in shown
+    # A sum of other order may round an element to the other neighbour in bfloat16.
+    tolerance = 1e-4 if wire == "bf16" else 1e-5
     for one, other in zip(steps, expected, strict=True):
-        same(one, other, 1e-5, "loss", "grad_norm", "drift")
+        same(one, other, tolerance, "loss", "grad_norm", "drift")
         same(one, other, 0, "gradient_loss_rate", "parameter_loss_rate", "mean_age")
-    same(evaluation, expected_evaluation, 1e-5, "val_loss", "replica_val_loss")
+    same(evaluation, expected_evaluation, tolerance, "val_loss", "replica_val_loss")
 
 
 def test_bf16_trains_nearly_as_the_cpu(data, tmp_path):
@@ -188,7 +190,7 @@ def test_ranks_that_share_a_gpu_share_its_memory(data):
 
 
 @pytest.mark.parametrize("algorithm, link, wire, carry", [
-    ("lossy", "mpi", "float32", 0), ("lossy", "udp", "float32", 0), ("lossy", "udp", "bf16", 0),
+    ("lossy", "mpi", "float32", 0), ("lossy", "udp", "float32", 0), ("lossy", "udp", "bf16", 0.7),
     ("rps", "mpi", "float32", 0), ("naive", "mpi", "float32", 0), ("reliable", "mpi", "float32", 0),
     ("reliable", "mpi", "bf16", 0), ("lossy", "udp", "float32", 0.7), ("lossy", "mpi", "int8", 1),
     ("lossy", "udp", "int8", 0), ("lossy", "mpi", "int8", 0.7), ("lossy", "udp", "int4", 1),
@@ -212,8 +214,7 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, 
     same(events(log, "eval")[0], one[1], 1e-6, "val_loss", "replica_val_loss")
 
 
-# bf16 with carry is left out: on a device what is lost is rounded before it joins the residual, on a CPU after.
-@pytest.mark.parametrize("options", [[], ["--carry=1", "--wire-dtype=int8"],
+@pytest.mark.parametrize("options", [[], ["--carry=1", "--wire-dtype=int8"], ["--carry=1", "--wire-dtype=bf16"],
                                      ["--wire-dtype=int4", "--repair=1"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_groups_of_devices(data, tmp_path, options):

@@ -48,6 +48,7 @@ def train(data, out, ranks, *more, streams="late", peers="all", more_environment
     ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--repair=1"]),
     ("late", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--no-overlap", "--lead=off"]),
     ("late", 3, ["--loss-rate=0.3", "--carry=1", "--wire-dtype=int8"]),
+    ("others", 3, ["--loss-rate=0.3", "--carry=1", "--wire-dtype=bf16"]),
     ("others", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--micro-batches=2"]),
     ("late", 3, ["--algorithm=reliable", "--link=mpi", "--wire-dtype=bf16"]),
     ("late", 3, ["--loss-rate=0.3", "--shard-size=4e-5"]),

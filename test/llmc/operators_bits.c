@@ -232,10 +232,59 @@ static void check_adamw_alignment(void) {
     array_free(&whole_param), array_free(&ahead), array_free(&whole_ahead);
 }
 
+/* Parts of other lengths, alignments and weight decays, one of them too long to join others, have the bits
+ * that each has alone. */
+static void check_adamw_parts(void) {
+    enum { LONG = (1 << 20) + 5, PARTS = 6, ELEMENTS = LONG + 3000 };
+    static const size_t first[] = {0, 1, 258, 258, 1300, 1304},
+                        end[] = {1, 258, 258, 1300, 1304, LONG + 1304};
+    const struct backend *b = subject.backend;
+    const struct adamw_settings settings = {0.9f, 0.95f, 1e-8f, 0.5f};
+    struct array start = array_random(ELEMENTS, 1, FLOAT32), m = array_random(ELEMENTS, 1, FLOAT32);
+    struct array gradient = array_random(ELEMENTS, 1, FLOAT32);
+    struct array got[2][5]; /* in_use, master, m, v, ahead: together, and each alone */
+    if (!b->adamw_parts) return;
+    for (int alone = 0; alone < 2; alone++) {
+        struct adamw_part part[PARTS];
+        for (int a = 0; a < 5; a++)
+            got[alone][a] = array_empty(ELEMENTS, a == 0 ? WEIGHT : FLOAT32);
+        for (int a = 1; a < 4; a++)
+            b->copy(got[alone][a].value, a == 1 ? start.value : m.value, ELEMENTS * sizeof(float));
+        b->clear(got[alone][3].value, ELEMENTS * sizeof(float));
+        for (int i = 0; i < PARTS; i++) {
+            const size_t at = first[i];
+            part[i] = (struct adamw_part){(char *)got[alone][0].value + at * b->weight_bytes,
+                                          (float *)got[alone][1].value + at,
+                                          (float *)got[alone][2].value + at,
+                                          (float *)got[alone][3].value + at,
+                                          i % 2 ? NULL : (float *)got[alone][4].value + at,
+                                          (float *)gradient.value + at,
+                                          end[i] - at,
+                                          0.1f * (float)i};
+            const struct adamw_part *p = &part[i];
+            if (alone)
+                b->adamw(p->param, p->master, p->m, p->v, p->ahead, p->gradient, p->n, &settings, 3,
+                         0.01f, p->weight_decay, 0.7f);
+        }
+        if (!alone) b->adamw_parts(part, PARTS, &settings, 3, 0.01f, 0.7f);
+    }
+    for (int a = 0; a < 5; a++) {
+        float *one = array_read(&got[0][a]), *other = array_read(&got[1][a]);
+        for (int i = 0; i < PARTS; i++)
+            if (a < 4 || i % 2 == 0)
+                assert_memory_equal(one + first[i], other + first[i],
+                                    (end[i] - first[i]) * sizeof *one);
+        free(one), free(other);
+        array_free(&got[0][a]), array_free(&got[1][a]);
+    }
+    array_free(&start), array_free(&m), array_free(&gradient);
+}
+
 void test_same_bits_at_any_alignment(void **state) {
     (void)state;
     check_weighted_sum_alignment();
     check_adamw_alignment();
+    check_adamw_parts();
     struct array x = array_random(COUNT, 1, FLOAT32), p = array_empty(ALL, FLOAT32);
     double squares = subject.backend->sum_of_squares(x.value, COUNT);
     for (int shift = 1; shift < SHIFTS; shift++) {

@@ -225,9 +225,9 @@ void test_exchange_round(void **state) {
     (void)state;
     for (int i = 0; subject.backend->exchange_round && i < 3 * LENGTH(all_bits); i++) {
         const int bits = all_bits[i / 3];
-        if (bits == 32 || (bits == 16 && i % 3)) continue;
+        if (bits == 32 || (bits == 16 && i % 3 == 1)) continue;
         struct net *net = net_new(i % 2 ? WORKERS : 3);
-        check_round(net, bits, i % 3 > 0, i % 3 == 2);
+        check_round(net, bits, bits < 16 && i % 3 > 0, i % 3 == 2);
         net_free(net);
     }
 }

@@ -290,7 +290,8 @@ static void adamw_steps_agree(void **state) {
             losses[step] = loss_of(&g);
             double norm = sqrt(g.be->sum_of_squares(g.grads, g.layout.count));
             const struct worker_step s = {step, 1e-3, worker_clip(&o, norm), 0, NULL};
-            worker_update(&w, g.be, &g.layout, &o, &s, (struct range){0, g.layout.count, 0});
+            const struct range all = {0, g.layout.count, 0};
+            worker_update(&w, g.be, &g.layout, &o, &s, &all, 1);
         }
         assert_true(losses[ADAMW_STEPS - 1] < losses[0]);
         const struct safetensors_view *golden = find(&g, "adamw_losses");

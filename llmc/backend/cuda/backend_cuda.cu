@@ -443,6 +443,30 @@ static void adamw(tensor *param, float *master, float *m, float *v, float *ahead
     }
 }
 
+/* Small parts together. To find its part in the list costs a block more than it saves if a part is large. */
+static void adamw_parts(const struct adamw_part *part, int count,
+                        const struct adamw_settings *settings, int step, float learning_rate,
+                        float gradient_scale) {
+    enum { MOST = 256, LARGE = 1 << 20 };
+    struct adamw_job job[MOST];
+    uint32_t blocks = 0;
+    int jobs = 0;
+    for (int i = 0; i < count; i++) {
+        const struct adamw_part &p = part[i];
+        if (p.n >= LARGE)
+            adamw(p.param, p.master, p.m, p.v, p.ahead, p.gradient, p.n, settings, step,
+                  learning_rate, p.weight_decay, gradient_scale);
+        else if (p.n > 0)
+            blocks += adamw_job_of(&job[jobs++], &p, blocks, learning_rate);
+        if (jobs == 0 || (jobs < MOST && i < count - 1)) continue;
+        device_scope scope;
+        arguments list((size_t)jobs * sizeof *job);
+        cuda_adamw_parts<element>(list.add(job, (size_t)jobs), jobs, blocks, settings, step,
+                                  learning_rate, gradient_scale, device_stream());
+        jobs = 0, blocks = 0;
+    }
+}
+
 /* A product of Muon's: out, float32 or of the working type, and whole arrays. */
 static void muon_product(void *out, bool is_float32, const element *a, const element *b,
                          bool transpose_a, bool transpose_b, int M, int N, int K) {
@@ -751,6 +775,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.swiglu_backward = swiglu_backward;
     b.classifier = classifier;
     b.adamw = adamw;
+    b.adamw_parts = adamw_parts;
     b.muon = muon;
     b.sum_of_squares = sum_of_squares;
     b.sums_of_squares = sums_of_squares;

@@ -137,6 +137,16 @@ static __device__ inline void round_elements(float *to, bfloat16 *error, const f
     }
 }
 
+/* Rounds to bfloat16; `error` gets what that takes away. */
+static __device__ inline void round_to_bf16(float *x, bfloat16 *error, uint32_t n) {
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
+        const float before = x[i], after = rounded(before);
+        const bool keeps = is_sound(before) && is_sound(before - after);
+        x[i] = after;
+        error[i] = from_float<bfloat16>(keeps ? before - after : 0);
+    }
+}
+
 /* ---- the phases, see backend.h ---- */
 
 enum exchange_how { EXCHANGE_AS_IS, EXCHANGE_TO_BF16, EXCHANGE_IN_BLOCKS };
@@ -154,6 +164,8 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
             round_elements(x, error ? error[it.worker] + it.packet.element : NULL, x,
                            it.packet.count, bits, key != NULL,
                            key ? key[it.worker] + it.packet.element : 0);
+        else if (error)
+            round_to_bf16(x, error[it.worker] + it.packet.element, it.packet.count);
         else
             copy_elements<true>(x, x, it.packet.count);
     }

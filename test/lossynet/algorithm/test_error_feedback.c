@@ -224,17 +224,29 @@ struct kept {
     struct elsewhere net;
 };
 
-static void keep(void *context, const uint8_t *arrived, const uint64_t *lots) {
-    struct kept *kept = (struct kept *)context;
+static void settle(struct kept *kept, const uint8_t *arrived, const uint64_t *lots) {
     for (int w = 0; w < WORKERS; w++)
         for (size_t k = 0; k < kept->net.packets; k++) {
             const struct lossynet_packet_place *p = &kept->net.packet[k];
             if (!elsewhere_takes(&kept->net, w, k)) continue;
-            for (size_t j = p->element; j < p->element + p->count; j++)
-                kept->residual[w][j] = arrived[(size_t)w * kept->net.packets + k]
-                                           ? 0
-                                           : ln_bf16_keep_sum(kept->vector[w][j], lots[w], j);
+            if (arrived && arrived[(size_t)w * kept->net.packets + k]) continue;
+            for (size_t j = p->element; j < p->element + p->count; j++) {
+                uint16_t *residual = &kept->residual[w][j];
+                const float x = kept->vector[w][j], sent = as_bf16(x);
+                *residual = arrived ? ln_bf16_keep_sum(ln_bf16_widen(*residual) + sent, lots[w], j)
+                                    : ln_bf16_keep(x - sent);
+            }
         }
+}
+
+static void round_errors(void *context, int bits, const uint64_t *key) {
+    (void)key;
+    assert_int_equal(bits, 16);
+    settle((struct kept *)context, NULL, NULL);
+}
+
+static void keep(void *context, const uint8_t *arrived, const uint64_t *lots) {
+    settle((struct kept *)context, arrived, lots);
 }
 
 static void save(void *context, int worker, void *out) {
@@ -255,7 +267,7 @@ static void kept_by_the_caller(bool bf16) {
     settings.wire_dtype = LOSSYNET_BF16;
     struct lossynet_comm *comm = open_alone(&settings);
     static struct kept kept;
-    const struct lossynet_residuals residuals = {&kept, NULL, keep, save, load};
+    const struct lossynet_residuals residuals = {&kept, round_errors, keep, save, load};
     settings.residuals = &residuals;
     settings.vector_dtype = bf16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
     struct lossynet_comm *other = open_alone(&settings);
