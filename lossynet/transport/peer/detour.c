@@ -17,14 +17,13 @@
  * on another one in turn. The answer takes the way of its question. When SURE questions on the other
  * way were answered and none meanwhile on the present way, the rank takes the other way. The answers
  * say nothing of DATA, which may be on another way: PROBEs that ask for DATA have a nonce. If TRIES
- * questions in a row on the other way are not answered, the next one is tried. A peer that stood still
+ * questions on the other way are not answered, the next one is tried. A peer that stood still
  * answers on both when it goes on, and a network that loses packets at random loses more of them on two hops
  * than on one, so neither changes anything. Nor does it help a peer that is cut off from everybody:
  * it is late, or away.
  *
- * Each direction of a pair is judged apart. Every RETURN seconds the direct way is tried again, but
- * not while another one is looked for. At least QUESTIONS_LEAST questions fit into peer_timeout.
- * Relays are ranks that may live and to which we send directly, from a place on that depends on
+ * Each direction of a pair is judged apart. Every RETURN seconds the direct way is tried again.
+ * Relays are ranks that answered lately and to which we send directly, from a place on that depends on
  * the pair, so that pairs choose unlike relays.
  */
 #include "lossynet/transport/peer/peer.h"
@@ -32,13 +31,14 @@
 #include <inttypes.h>
 #include <math.h>
 
-enum { ALONE = 2, SURE = 4, TRIES = 5, QUESTIONS_LEAST = 128 };
+enum { ALONE = 2, SURE = 4, TRIES = 5 };
 
 /* Seconds: how long we wait before the first question, at first and at most; between questions, with
- * the factor by which this grows; and until the direct way is tried again. */
+ * the factor by which this grows; until the direct way is tried again; and since when a relay was heard, at most. */
 static const double DOUBT = 0.03, DOUBT_MOST = 0.5;
 static const double PAUSE = 0.004, PAUSE_GROWS = 1.08, PAUSE_MOST = 0.1;
 static const double RETURN = 1;
+static const double LATELY = 0.5;
 
 /* Returns whether a peer may be reached by this way, as far as we know. */
 static bool is_way(const struct ln_transport *t, int peer, int way) {
@@ -47,8 +47,7 @@ static bool is_way(const struct ln_transport *t, int peer, int way) {
     const int by = way - WAY_BY;
     const struct ln_peer *p = &t->peers[by];
     return by != peer && by != t->world.rank && p->detour.way < WAY_BY && !p->lateness.late &&
-           p->live.leaving == 0 && p->live.aborted == 0 &&
-           t->receiver.now - p->live.heard < t->session.peer_timeout;
+           p->live.leaving == 0 && p->live.aborted == 0 && t->receiver.now - p->live.heard < LATELY;
 }
 
 /* The next way to try after `way`, other than the present one; the present one if there is none. */
@@ -111,9 +110,8 @@ void ln_detour_answered(struct ln_transport *t, int peer, uint32_t number) {
     if (way == d->way) {
         d->wait = fmin(2 * d->wait, DOUBT_MOST);
         if (!d->returns) rest(d, t->receiver.now);
-    } else if (way == d->candidate) {
-        d->asked[1] += 1 - d->asked[1] % TRIES; /* it is asked TRIES - 1 times more */
-        if (++d->answered >= SURE) take(t, peer, way);
+    } else if (way == d->candidate && ++d->answered >= SURE) {
+        take(t, peer, way);
     }
 }
 
@@ -136,11 +134,9 @@ double ln_detour_push(struct ln_transport *t, int peer, double now) {
     struct ln_detour *d = &p->detour;
     const bool waits = ln_needs_or_asks(t, peer) || p->live.repeated;
     const double patience = fmin(PAUSE_MOST, PAUSE * pow(PAUSE_GROWS, d->asked[0] + d->asked[1]));
-    const double slow = fmax(patience, ln_timer_timeout(p) / 4) * ln_timer_slowness(t);
-    const double pause = fmin(slow, t->session.peer_timeout / QUESTIONS_LEAST);
+    const double pause = fmax(patience, ln_timer_timeout(p) / 4) * ln_timer_slowness(t);
     if (t->link->features.reliable || t->failed || t->threads.closing) return HUGE_VAL;
-    const bool searches = !d->returns && waits && d->asked[0] > ALONE; /* for a way; nothing else */
-    if (d->way != WAY_DIRECT && now >= d->back && !searches)
+    if (d->way != WAY_DIRECT && now >= d->back)
         return now < d->due ? d->due : try_direct(t, peer, now, pause);
     if (!waits) d->since = 0;
     if (!waits) return d->way == WAY_DIRECT ? HUGE_VAL : d->back;
@@ -151,10 +147,8 @@ double ln_detour_push(struct ln_transport *t, int peer, double now) {
         ask_by(t, peer, d->way);
         d->asked[0]++;
     } else {
-        if (d->asked[1] % TRIES == 0) {
+        if (d->asked[1] == 0 || (d->asked[1] % TRIES == 0 && d->answered == 0))
             d->candidate = next_way(t, peer, d->candidate);
-            d->answered = 0;
-        }
         if (d->candidate != d->way) ask_by(t, peer, d->candidate);
         d->asked[1]++;
     }
