@@ -35,7 +35,6 @@
 #include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,7 +57,7 @@ static const weight *weight_at(const struct backend *be, const weight *vector, s
 }
 
 /* From a->tokens (B, T) to a->last_norm (B, T, C), the classifier's input. hooks: the network works
- * while the model computes (comm/bucket_pipeline.h); may be NULL. */
+ * while the model computes (comm/port.h); may be NULL. */
 static void model_forward(const struct backend *be, const struct param_layout *l,
                           const weight *params, struct activations *a, int B, int T,
                           struct bucket_hooks *hooks) {
@@ -187,8 +186,6 @@ static void model_forward_backward(const struct backend *be, const struct param_
 struct worker_result { /* of a worker's forward and backward passes */
     double loss;       /* mean over its tokens; negative: it computed no gradient */
     int passes;        /* made of the micro-batches; 0: all */
-    double waited;     /* seconds that it waited for parameters */
-    lossynet_status status;
 };
 
 struct trainer {
@@ -245,7 +242,7 @@ static int trainer_open(struct trainer *t, const struct llama_config *c, bool tr
         return -1;
     t->be = choice.backend;
     t->view.facts.faster_in_bf16 = choice.faster_in_bf16;
-    t->sets = t->dp.group.sets;
+    t->sets = data_parallel_sets(&t->dp);
     t->activations = (struct activations *)calloc((size_t)t->sets, sizeof *t->activations);
     t->unread = (const struct worker **)calloc((size_t)t->sets, sizeof *t->unread);
     t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);
@@ -285,27 +282,20 @@ static bool worker_pass(void *trainer, struct worker *w, int set) {
     double counts;
     const int M = data_parallel_micro_batches(&t->dp, w, &counts);
     const float scale = (float)(counts / w->members) / ((float)B * T * M);
-    const struct gradient_place gradient = group_gradient(&t->dp.group, w, set);
-    const weight *weights = t->dp.pipeline.weights[set];
     struct worker_result *result = &t->result[w - t->dp.worker];
-    if (result->passes == 0) {
-        result->waited = 0, result->status = LOSSYNET_OK;
-        result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
-    }
+    if (result->passes == 0) result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
     if (result->loss < 0) return false;
     const int m = result->passes;
-    struct bucket_hooks hooks = {&t->dp.pipeline, w, set, m == 0, m == M - 1, 0, LOSSYNET_OK};
+    struct bucket_hooks *pass = data_parallel_pass(&t->dp, w, set, m == 0, m == M - 1);
     dataloader_batch(t->train, t->run.at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
                      a->host_targets);
     activations_send(a, t->be, B * T);
-    model_forward_backward(t->be, &t->layout, weights ? weights : w->params, &gradient, a, B, T,
-                           scale, m > 0, &hooks);
+    model_forward_backward(t->be, &t->layout, pass->params, &pass->gradient, a, B, T, scale, m > 0,
+                           pass);
     activations_send_losses(a, t->be, B * T);
     read_losses(t, set); /* of the pass before: this one is queued */
     t->unread[set] = w;
     if (!t->be->on_device) read_losses(t, set);
-    result->waited += hooks.waited;
-    if (hooks.status) result->status = hooks.status;
     result->passes = (m + 1) % M;
     return result->passes > 0;
 }
@@ -320,17 +310,9 @@ enum { FAILED = -1, NOT_FINITE = 1 };
  * gradients are sent during backward. The parameters of the step before arrive during forward, and
  * that step is finished only here. */
 static int forward_backward(struct trainer *t, int step) {
-    double waited = 0;
-    if (data_parallel_begin(&t->dp, &step)) return FAILED;
-    group_passes(&t->dp.group, t->dp.worker, t->dp.local, worker_pass, t);
-    if (t->result[0].loss >= 0) t->dp.pipeline.arriving = false; /* forward received them all */
-    for (int w = 0; w < t->dp.local; w++) {
-        if (t->result[w].status) return FAILED;
-        waited = fmax(waited, t->result[w].waited);
-    }
-    if (dataloader_check(t->train)) return FAILED;
-    t->dp.time.communicating += waited;
-    if (training_finish_begin(&t->view)) return FAILED;
+    if (data_parallel_begin(&t->dp, &step) || data_parallel_passes(&t->dp, worker_pass, t) ||
+        dataloader_check(t->train) || training_finish_begin(&t->view))
+        return FAILED;
     training_begin_record(&t->view, step);
     return 0;
 }
@@ -338,7 +320,8 @@ static int forward_backward(struct trainer *t, int step) {
 /* Waits for the losses. The exchange of the norm carries them and other news to all ranks. */
 static int tell_numbers(struct trainer *t) {
     for (int e = 0; e < t->sets; e++) read_losses(t, e);
-    for (int w = 0; w < t->dp.local; w++) t->dp.numbers.mine[w] = t->result[w].loss;
+    for (int w = 0; w < t->dp.local; w++)
+        data_parallel_note_loss(&t->dp, &t->dp.worker[w], t->result[w].loss);
     if (data_parallel_tell_losses(&t->dp) || async_writer_tell(t->view.saver)) return FAILED;
     return views_tell(t->run.views, &t->dp) ? FAILED : 0;
 }
@@ -382,8 +365,7 @@ static int step_lossy(struct trainer *t, int step) {
     if (!status) status = average_gradients(t);
     if (status) return status;
     data_parallel_update_shards(&t->dp, step_of(t), t->view.record.grad_norm);
-    t->run.recent[t->view.record.step % HANDOVER_STEPS] = t->view.record;
-    t->view.updated = t->view.record.step + 1;
+    training_note_update(&t->view);
     return data_parallel_broadcast(&t->dp, ARRAY_PARAMS);
 }
 
@@ -412,8 +394,7 @@ static int training_step(struct trainer *t, int step) {
                        : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
                                                       : step_lossy(t, step);
     if (status) return status == NOT_FINITE ? 0 : -1;
-    const bool ends_later = t->dp.pipeline.overlap || lossynet_skips_late(t->dp.comm);
-    return ends_later ? 0 : training_finish_step(&t->view);
+    return data_parallel_ends_later(&t->dp) ? 0 : training_finish_step(&t->view);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- */

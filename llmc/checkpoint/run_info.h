@@ -21,14 +21,14 @@ struct run_info {
     const struct backend *be;
     const char *revision, *link;
     bool faster_in_bf16; /* bf16 would be several times faster; --dtype did not decide */
-    const char *sends;   /* how vectors are sent, see bucket_pipeline.h */
+    const char *sends;   /* how vectors are sent, see port.h */
     struct {
         bool carries;      /* lost gradients join the next ones (--carry) */
         bool measured[2];  /* by phase: rounds follow what is lost (--repair auto) */
         int rounds[2];     /* in which lost packets go again, at the start */
         double of_late[2]; /* share that was lost before; -1: not measured */
     } loss;
-    bool mapped;                     /* GPUs of a group read each other's gradients (group.h) */
+    bool mapped; /* GPUs of a group read each other's gradients (port_shared.c) */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */

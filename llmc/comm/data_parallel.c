@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +40,7 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     d->be = choice->backend;
     if (comm_check_device(d->options, d->be->on_device)) return -1;
     d->placement = placement_of(&plan.run);
-    d->group.sets = plan.sets;
+    d->port.groups.sets = plan.sets;
     const struct lossynet_settings network =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);
     plan.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
@@ -55,9 +54,10 @@ static int open_comm(struct data_parallel *d) {
     const struct backend *be = d->be;
     const struct placement *p = &d->placement;
     const struct exchange exchange = {.be = be,
+                                      .worker = d->worker,
                                       .elements = d->layout->count,
                                       .rounds_first =
-                                          p->copies_bf16 && p->rounds_to_bf16 == ROUNDS_ALL,
+                                          p->copy_bytes == 2 && p->rounds_to_bf16 == ROUNDS_ALL,
                                       .has_error = d->options->net.wire_dtype != LOSSYNET_FLOAT32};
     d->vectors.exchange = exchange;
     const struct lossynet_memory memory = exchange_memory(&d->vectors.exchange);
@@ -65,13 +65,13 @@ static int open_comm(struct data_parallel *d) {
     struct lossynet_settings s =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, be->on_device);
     if (!p->trains) s.error_feedback = false, s.drift_samples = 0;
-    if (p->residual) s.residuals = &residuals;
-    s.weighted_sum = p->staged ? be->weighted_sum_pinned : be->weighted_sum;
+    if (p->has[ARRAY_RESIDUAL]) s.residuals = &residuals;
+    s.weighted_sum = p->has[ARRAY_COMM_PARAMS] ? be->weighted_sum_pinned : be->weighted_sum;
     s.weighted_sum_whole = be->on_device;
-    if (p->copies_bf16)
+    if (p->copy_bytes == 2)
         s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
-    if (p->staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
-    s.memory = be->on_device && !p->staged ? &memory : NULL;
+    if (p->has[ARRAY_COMM_PARAMS]) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
+    s.memory = be->on_device && !p->has[ARRAY_COMM_PARAMS] ? &memory : NULL;
     struct lossynet_tensor *tensors = comm_tensors(d->layout, &s.tensor_count);
     s.tensors = tensors;
     const int failed = !tensors || lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
@@ -80,22 +80,6 @@ static int open_comm(struct data_parallel *d) {
     if (!s.memory && !s.residuals) return 0;
     return exchange_open(&d->vectors.exchange, d->comm, d->world.rank * d->local, d->local,
                          d->workers);
-}
-
-static int open_group(struct data_parallel *d) {
-    int first, size;
-    lossynet_group(d->comm, d->world.rank * d->local, &first, &size);
-    const struct group group = {.first = first,
-                                .size = size,
-                                .workers = d->workers,
-                                .be = d->be,
-                                .layout = d->layout,
-                                .comm = d->comm,
-                                .sets = d->group.sets,
-                                .placement = &d->placement};
-    d->group = group;
-    return group_open(&d->group, &d->world, d->local, comm_group(d->options) > 1,
-                      d->options->net.peer_timeout);
 }
 
 void data_parallel_find_shards(const struct data_parallel *d, int owner, struct range *range) {
@@ -123,83 +107,70 @@ static int give_shards(const struct data_parallel *d) {
     return failed;
 }
 
+static int open_port(struct data_parallel *d) {
+    const struct options *o = d->options;
+    const struct placement *p = &d->placement;
+    const bool overlaps = p->trains && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
+                          lossynet_overlaps(d->comm);
+    const bool whole =
+        p->way == WAY_SHARED && p->has[ARRAY_RESIDUAL]; /* it is added to whole sums */
+    const struct port port = {.be = d->be,
+                              .layout = d->layout,
+                              .comm = d->comm,
+                              .placement = p,
+                              .worker = d->worker,
+                              .groups = {.workers = d->workers, .sets = d->port.groups.sets},
+                              .local = d->local,
+                              .overlap = overlaps,
+                              .early = overlaps && !whole};
+    d->port = port;
+    return port_open(&d->port, &d->world, o->net.peer_timeout);
+}
+
 static int allocate_workers(struct data_parallel *d) {
     const struct placement *p = &d->placement;
-    d->worker = d->vectors.exchange.worker = calloc((size_t)d->local, sizeof *d->worker);
-    d->vectors.params = calloc((size_t)d->local, sizeof *d->vectors.params);
-    d->vectors.grads = calloc((size_t)d->local, sizeof *d->vectors.grads);
-    d->vectors.ahead = calloc((size_t)d->local, sizeof *d->vectors.ahead);
-    d->range = calloc((size_t)d->local * (size_t)d->layout->buckets, sizeof *d->range);
-    d->numbers.mine = calloc(3 * (size_t)d->local, sizeof *d->numbers.mine);
-    d->numbers.gathered = calloc(3 * (size_t)d->workers, sizeof *d->numbers.gathered);
-    d->numbers.news = calloc((size_t)(d->local + d->workers), sizeof *d->numbers.news);
-    d->numbers.losses = calloc((size_t)d->workers, sizeof *d->numbers.losses);
-    d->numbers.squares = calloc((size_t)d->workers, sizeof *d->numbers.squares);
-    if (!d->worker || !d->vectors.params || !d->vectors.grads || !d->vectors.ahead || !d->range ||
-        !d->numbers.mine || !d->numbers.news || !d->numbers.gathered || !d->numbers.losses ||
-        !d->numbers.squares)
+    const size_t local = (size_t)d->local, N = (size_t)d->workers;
+    d->vectors.params = calloc(2 * local, sizeof *d->vectors.params);
+    d->vectors.ahead = calloc(local, sizeof *d->vectors.ahead);
+    d->range = calloc(local * (size_t)d->layout->buckets, sizeof *d->range);
+    d->numbers.mine = calloc(3 * local + 5 * N, sizeof *d->numbers.mine);
+    d->numbers.news = calloc(local + N, sizeof *d->numbers.news);
+    if (!d->vectors.params || !d->vectors.ahead || !d->range || !d->numbers.mine ||
+        !d->numbers.news)
         return log_out_of_memory("the list of workers", 0);
+    d->vectors.grads = d->vectors.params + local;
+    d->numbers.gathered = d->numbers.mine + 3 * local;
+    d->numbers.losses = d->numbers.gathered + 3 * N;
+    d->numbers.squares = d->numbers.losses + N;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         k->id = d->world.rank * d->local + w;
         k->range = d->range + (size_t)w * d->layout->buckets;
         data_parallel_find_shards(d, k->id, d->range + (size_t)w * d->layout->buckets);
-        group_share_vectors(&d->group, d->worker, w);
+        port_share_vectors(&d->port, w);
         if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
             return -1;
-        if (p->residual) k->carried = (float)comm_carry(d->options, d->world.ranks, true);
+        if (p->has[ARRAY_RESIDUAL])
+            k->carried = (float)comm_carry(d->options, d->world.ranks, true);
         d->vectors.params[w] = k->comm_params;
         d->vectors.grads[w] = k->comm_grads;
         d->vectors.ahead[w] = k->comm_ahead;
     }
-    if (p->copies_bf16 && give_shards(d)) return -1;
-    if (p->borrows) d->vectors.model = d->worker[0].grads;
-    if (!p->gathers) return 0;
+    if (p->copy_bytes == 2 && give_shards(d)) return -1;
+    d->vectors.model = d->worker[0].grads;
+    if (!p->has[ARRAY_MODEL]) return 0;
     const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
     d->vectors.model = array_allocate(ARRAY_MODEL, d->vectors.memory, p, &sizes);
     return d->vectors.model ? 0 : -1;
 }
 
-static int open_pipeline(struct data_parallel *d) {
-    const struct options *o = d->options;
-    const struct placement *p = &d->placement;
-    const bool overlaps = p->trains && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
-                          lossynet_overlaps(d->comm);
-    const struct bucket_pipeline pipeline = {
-        .be = d->be,
-        .layout = d->layout,
-        .comm = d->comm,
-        .worker = d->worker,
-        .group = &d->group,
-        .local = d->local,
-        .placement = p,
-        .overlap = overlaps,
-        .early = overlaps && (!d->group.host || !p->residual), /* needs the whole sum */
-        .arriving = false,
-        .sends = NULL,
-        .current = false,
-        .notice = NULL};
-    d->pipeline = pipeline;
-    d->group.early = pipeline.early && d->group.host;
-    if (pipeline_open(&d->pipeline)) return -1;
-    if (!p->weights) return 0;
-    const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
-    for (int e = 0; e < d->group.sets; e++) {
-        d->pipeline.weights[e] = array_allocate(ARRAY_WEIGHTS, d->be, p, &sizes);
-        if (!d->pipeline.weights[e]) return -1;
-    }
-    if (p->masters) d->worker[0].weights = d->pipeline.weights[0];
-    return 0;
-}
-
 int data_parallel_open(struct data_parallel *d) {
     d->local = d->workers / d->world.ranks;
     d->numbers.norm = NAN;
-    d->vectors.memory = d->placement.masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
-    return open_comm(d) || open_group(d) || allocate_workers(d) || open_pipeline(d) ||
-                   group_open_peers(&d->group, &d->worker[0])
-               ? -1
-               : 0;
+    d->vectors.memory = d->placement.has[ARRAY_MASTER] ? backend_cpu(DTYPE_FLOAT32) : d->be;
+    d->worker = calloc((size_t)d->local, sizeof *d->worker);
+    if (!d->worker) return log_out_of_memory("the list of workers", 0);
+    return open_comm(d) || open_port(d) || allocate_workers(d) || port_connect(&d->port) ? -1 : 0;
 }
 
 bool data_parallel_is_of_another_run(const struct data_parallel *d) {
@@ -209,24 +180,16 @@ bool data_parallel_is_of_another_run(const struct data_parallel *d) {
 void data_parallel_close(struct data_parallel *d) {
     lossynet_close(d->comm); /* first, since it uses memory that is released below */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
-    const bool mapped = d->group.peers.mapped; /* they may still have `weights` open */
-    group_close(&d->group);
-    if (d->vectors.memory && d->placement.gathers)
+    port_close(&d->port);
+    if (d->vectors.memory && d->placement.has[ARRAY_MODEL])
         array_release(ARRAY_MODEL, d->vectors.memory, d->vectors.model);
-    for (int e = 0; e < BACKEND_SETS && d->be && !mapped; e++)
-        array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights[e]);
-    pipeline_close(&d->pipeline);
     exchange_close(&d->vectors.exchange);
     free(d->worker);
     free(d->vectors.params);
-    free(d->vectors.grads);
     free(d->vectors.ahead);
     free(d->range);
     free(d->numbers.mine);
-    free(d->numbers.gathered);
     free(d->numbers.news);
-    free(d->numbers.losses);
-    free(d->numbers.squares);
 }
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
@@ -297,11 +260,36 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
 int data_parallel_start(struct data_parallel *d) {
-    pipeline_start(&d->pipeline);
+    port_start(&d->port);
     lossynet_round_as_sent(d->comm, d->vectors.params);
-    if (group_wait(&d->group)) return -1;
-    pipeline_receive(&d->pipeline, ARRAY_PARAMS, false);
-    return 0;
+    return port_replica_in(&d->port, ARRAY_PARAMS);
+}
+
+/* ---- passes of the model ---------------------------------------------------------------- */
+
+int data_parallel_passes(struct data_parallel *d,
+                         bool (*pass)(void *context, struct worker *w, int set), void *context) {
+    double waited = 0;
+    bool failed = false;
+    port_passes(&d->port, pass, context);
+    for (int w = 0; w < d->local; w++) {
+        failed |= d->port.hooks[w].status != LOSSYNET_OK;
+        waited = fmax(waited, d->port.hooks[w].waited);
+        d->port.hooks[w].waited = 0;
+    }
+    d->time.communicating += waited;
+    return failed ? -1 : 0;
+}
+
+struct bucket_hooks *data_parallel_pass(struct data_parallel *d, const struct worker *w, int set,
+                                        bool first, bool last) {
+    struct bucket_hooks *hooks = &d->port.hooks[w - d->worker];
+    if (first)
+        *hooks = (struct bucket_hooks){.port = &d->port, .worker = w, .gradient = w->gradient};
+    hooks->set = set, hooks->first = first, hooks->last = last;
+    hooks->params = d->port.weights[set] ? d->port.weights[set] : w->params;
+    if (d->port.groups.apart && w->id > w->group) hooks->gradient.first = d->port.groups.apart[set];
+    return hooks;
 }
 
 /* ---- a step ----------------------------------------------------------------------------- */
@@ -319,7 +307,7 @@ int data_parallel_begin(struct data_parallel *d, int *step) {
     if (!d->time.unfinished) d->time.finished = log_seconds();
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     ask_rule(d, LOSSYNET_GRADIENT, *step);
-    if (!d->pipeline.early) return 0;
+    if (!d->port.early) return 0;
     return lossynet_reduce_begin(d->comm, d->vectors.grads, data_parallel_is_lossless(d)) ? -1 : 0;
 }
 
@@ -329,6 +317,10 @@ int data_parallel_micro_batches(const struct data_parallel *d, const struct work
     const int own = (int)((all - w->id + N - 1) / N);
     *counts = (double)own * (double)N / (double)all;
     return own;
+}
+
+void data_parallel_note_loss(struct data_parallel *d, const struct worker *w, double loss) {
+    d->numbers.mine[w - d->worker] = loss;
 }
 
 int data_parallel_tell_losses(struct data_parallel *d) {
@@ -400,7 +392,7 @@ static float **vectors_of(const struct data_parallel *d, enum array what) {
 static int average(struct data_parallel *d, enum array what, double start) {
     lossynet_status status =
         lossynet_reduce(d->comm, vectors_of(d, what), data_parallel_is_lossless(d));
-    pipeline_receive(&d->pipeline, what, true);
+    if (d->port.verbs.average_in) d->port.verbs.average_in(&d->port, what);
     d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
 }
@@ -432,15 +424,16 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
 
 int data_parallel_average_gradients(struct data_parallel *d) {
     const double start = log_seconds();
-    pipeline_average_early(&d->pipeline, d->vectors.grads, data_parallel_is_lossless(d));
-    pipeline_gradients_sent(&d->pipeline); /* they left during backward */
-    if (group_average(&d->group, &d->worker[0])) return -1;
+    const struct port *p = &d->port;
+    if (p->verbs.gradients_out &&
+        p->verbs.gradients_out(p, d->vectors.grads, data_parallel_is_lossless(d)))
+        return -1;
     return average(d, ARRAY_GRADS, start);
 }
 
 int data_parallel_average_models(struct data_parallel *d) {
     const double start = log_seconds();
-    pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false);
+    port_values_out(&d->port, ARRAY_PARAMS, EXTENT_WHOLE);
     return average(d, ARRAY_PARAMS, start);
 }
 
@@ -454,12 +447,11 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         d->vectors.sent_ahead |=
             lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* A single worker owns all parameters, so only AdamW changes the weights in use. */
-    if (d->workers == 1 || d->placement.copies_bf16) step.weights = d->pipeline.weights[0];
+    if (d->workers == 1 || d->placement.copy_bytes == 2) step.weights = d->port.weights[0];
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         const bool replayed = lossynet_replayed(d->comm, k->id, &part);
         if (!part.takes_part) continue;
-        d->pipeline.current = step.weights != NULL;
         /* A trace of an invented run (scripts/late_ranks.py) has no norm. */
         const bool knows = replayed && !isnan(part.norm);
         step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
@@ -469,9 +461,8 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         for (int b = 0; b < d->layout->buckets && d->vectors.sent_ahead && step.lead == 0; b++)
             d->be->copy(k->ahead + k->range[b].state, worker_values(k, &k->range[b]),
                         k->range[b].count * sizeof(float));
-        if (d->vectors.sent_ahead)
-            worker_move(k, d->be, ARRAY_COMM_AHEAD, (struct range){0, k->owned, 0});
     }
+    if (d->vectors.sent_ahead) port_values_out(&d->port, ARRAY_AHEAD, EXTENT_OWNED);
     lossynet_broadcast_ahead(d->comm, d->vectors.sent_ahead ? d->vectors.ahead : NULL, lead);
 }
 
@@ -494,7 +485,7 @@ static void step_replica(void *context, struct worker *w, int set) {
 
 int data_parallel_update_replicas(struct data_parallel *d, struct worker_step step, double *norm) {
     struct replica_steps steps = {d, step};
-    group_work(&d->group, d->worker, d->local, step_replica, &steps);
+    port_work(&d->port, step_replica, &steps);
     if (lossynet_all_gather(d->comm, d->numbers.mine, d->numbers.gathered, sizeof(double)))
         return -1;
     *norm = 0;
@@ -513,31 +504,32 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
             worker_update(k, d->be, d->layout, d->options, &step, &range, 1);
         }
     }
-    pipeline_send(&d->pipeline, ARRAY_COMM_PARAMS, false); /* drift and evaluation read them */
+    port_values_out(&d->port, ARRAY_PARAMS, EXTENT_WHOLE); /* drift and evaluation read them */
 }
 
 int data_parallel_broadcast(struct data_parallel *d, enum array what) {
     const double start = log_seconds();
     d->time.unfinished = true;
     ask_rule(d, LOSSYNET_PARAMETER, d->numbers.step);
-    pipeline_send(&d->pipeline, what == ARRAY_PARAMS ? ARRAY_COMM_PARAMS : ARRAY_COMM_GRADS, true);
-    if (d->pipeline.overlap) pipeline_broadcast(&d->pipeline);
+    port_values_out(&d->port, what, EXTENT_OWNED);
+    if (d->port.overlap) port_expect(&d->port);
     lossynet_status status =
         lossynet_broadcast_begin(d->comm, vectors_of(d, what), data_parallel_is_lossless(d));
-    if (!status && !d->pipeline.overlap) {
+    if (!status && !d->port.overlap) {
         status = lossynet_broadcast_end(d->comm);
-        if (!status && group_wait(&d->group)) return -1;
-        pipeline_receive(&d->pipeline, what, false);
+        if (!status && port_replica_in(&d->port, what)) return -1;
     }
     d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
 }
 
+bool data_parallel_ends_later(const struct data_parallel *d) {
+    return d->port.overlap || lossynet_skips_late(d->comm);
+}
+
 int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r) {
     const double start = log_seconds();
-    if (lossynet_broadcast_end(d->comm)) return -1;
-    if (d->pipeline.overlap && group_wait(&d->group)) return -1;
-    pipeline_finish(&d->pipeline);
+    if (lossynet_broadcast_end(d->comm) || port_finish(&d->port)) return -1;
     const double now = log_seconds();
     r->communication_seconds = d->time.communicating + now - start;
     r->seconds = now - d->time.finished;

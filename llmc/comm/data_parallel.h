@@ -6,7 +6,7 @@
  * `naive` each worker updates all P parameters and keeps moments for all of them. On a GPU all
  * vectors lie in its memory. They are float32: the owner's shard of `params` is the master weights.
  * If several ranks have GPUs that compute in bfloat16, float32 replicas are only in the host's
- * memory (worker.h). With --group workers share a replica and a gradient (group.h).
+ * memory (worker.h). With --group workers share a replica and a gradient (port.h).
  *
  * The trainer computes gradients and calls, in each step:
  *
@@ -24,8 +24,7 @@
 #include "llmc/comm/select.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/options/options.h"
-#include "llmc/comm/bucket_pipeline.h"
-#include "llmc/comm/group.h"
+#include "llmc/comm/port.h"
 #include "llmc/memory/exchange.h"
 #include "llmc/memory/worker.h"
 #include "llmc/log/metrics.h"
@@ -84,9 +83,8 @@ struct data_parallel {
     struct lossynet_comm *comm;
     int local;
     struct worker *worker; /* [local] */
-    struct group group;
-    struct range *range;             /* [local * buckets]: the shards of local workers */
-    struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
+    struct range *range;   /* [local * buckets]: the shards of local workers */
+    struct port port;      /* moves vectors while workers compute; the weights in use */
     struct data_parallel_vectors vectors;
     struct data_parallel_numbers numbers;
     struct data_parallel_time time;
@@ -136,6 +134,21 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
  * that went on without it, as rank 0 saw it. Returns 0, or -1 after reporting. */
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step);
 
+/* ---- passes of the model ---- */
+
+/* The number of sets of activations: passes that are computed at once. */
+static inline int data_parallel_sets(const struct data_parallel *d) {
+    return d->port.groups.sets;
+}
+
+/* Calls pass(context, worker, set) for each local worker, as often as it returns true (port_passes). Returns
+ * 0, or -1 after reporting that parameters did not come. */
+int data_parallel_passes(struct data_parallel *d,
+                         bool (*pass)(void *context, struct worker *w, int set), void *context);
+/* Begins a pass of a local worker with a set of activations; first, last: of the step. */
+struct bucket_hooks *data_parallel_pass(struct data_parallel *d, const struct worker *w, int set,
+                                        bool first, bool last);
+
 /* ---- a step: functions that can fail are collective, and return 0, or -1 after reporting ---- */
 
 /* Begins step *step. With --deadline it may begin a later one, which most ranks are at, and sets
@@ -153,8 +166,9 @@ int data_parallel_micro_batches(const struct data_parallel *d, const struct work
 /* With --deadline, between steps: waits until all ranks have called it. news: in, this rank's; out,
  * the news of all ranks, and the largest number of steps of any rank, from which all go on. */
 int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news);
-/* Tells all ranks the losses that local workers left in `mine`, negative if a worker computed none.
- * The next exchange of the norm carries them. */
+/* The loss of a local worker in this step; negative: it computed none. */
+void data_parallel_note_loss(struct data_parallel *d, const struct worker *w, double loss);
+/* Tells all ranks the losses of local workers. The next exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);
 /* The mean of the losses of all workers that computed one. Call it after the norm was exchanged. */
 double data_parallel_mean_loss(struct data_parallel *d);
@@ -181,6 +195,12 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
 /* Owners send their shards to all workers: of the parameters (ARRAY_PARAMS), with overlap during the
  * next forward, or of the averaged gradient (ARRAY_GRADS). */
 int data_parallel_broadcast(struct data_parallel *d, enum array what);
+/* Whether a step ends during the next one, or when its ranks agree. */
+bool data_parallel_ends_later(const struct data_parallel *d);
+/* Whether a broadcast has begun, and data_parallel_finish_end has not returned. */
+static inline bool data_parallel_is_unfinished(const struct data_parallel *d) {
+    return d->time.unfinished;
+}
 /* These two end step r->step. The first waits for its broadcast and measures the step. The next
  * exchange between ranks then carries the measurements. The second writes packets, ages and drift
  * into r, and makes that exchange itself if there was none. */

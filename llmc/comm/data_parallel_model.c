@@ -42,26 +42,26 @@ static int gather_buckets(struct data_parallel *d, const struct named_tensor *wa
             if (copy_tensors(d->vectors.memory, wanted, there, tensors)) return -1;
             continue;
         }
-        d->be->h2d_convert_async((char *)d->pipeline.weights[0] + offset * d->be->weight_bytes,
+        d->be->h2d_convert_async((char *)d->port.weights[0] + offset * d->be->weight_bytes,
                                  d->vectors.model, count);
         d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* see d2h_wait */
         d->be->d2h_wait();
     }
-    d->pipeline.arriving = d->pipeline.arriving || !wanted;
+    if (!wanted) port_expect(&d->port);
     return 0;
 }
 
 int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,
                              size_t count) {
     const float *model;
-    if (d->placement.masters) return gather_buckets(d, tensors);
+    if (d->placement.has[ARRAY_MASTER]) return gather_buckets(d, tensors);
     if (data_parallel_model(d, &model)) return -1;
     return copy_tensors(d->be, tensors, param_layout_tensor_list(d->layout, (float *)model, &count),
                         count);
 }
 
 int data_parallel_model(struct data_parallel *d, const float **model) {
-    if (d->placement.masters) {
+    if (d->placement.has[ARRAY_MASTER]) {
         *model = NULL;
         return gather_buckets(d, NULL);
     }
@@ -69,7 +69,7 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
     if (data_parallel_replicas_are_exact(d)) return 0;
     *model = d->vectors.model;
     const size_t P = d->layout->count;
-    const bool moves = d->placement.staged;
+    const bool moves = d->placement.has[ARRAY_COMM_PARAMS];
     float *host = moves ? host_vector(d->be, d->vectors.model, P, false) : d->vectors.model;
     int failed = !host || lossynet_gather_fresh(d->comm, d->vectors.params, host) ? -1 : 0;
     if (moves && !failed) d->be->upload(d->vectors.model, host, P * sizeof(float));
@@ -78,17 +78,16 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
 }
 
 const weight *data_parallel_weights(struct data_parallel *d, const float *params) {
-    if (!d->pipeline.weights[0]) return params;
-    if (d->placement.masters)
-        return d->pipeline.weights[0]; /* data_parallel_model has put it there */
-    d->be->convert(d->pipeline.weights[0], params, d->layout->count);
-    return d->pipeline.weights[0];
+    /* With masters, data_parallel_model has put them there. */
+    if (d->port.weights[0] && !d->placement.has[ARRAY_MASTER])
+        d->be->convert(d->port.weights[0], params, d->layout->count);
+    return d->port.weights[0] ? d->port.weights[0] : params;
 }
 
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
-    if (!d->placement.masters) return data_parallel_weights(d, w->params);
-    worker_move(w, d->be, ARRAY_PARAMS, (struct range){0, d->layout->count, 0});
-    return d->pipeline.weights[0];
+    if (!d->placement.has[ARRAY_MASTER]) return data_parallel_weights(d, w->params);
+    port_read_replica(&d->port, w, (struct range){0, d->layout->count, 0});
+    return d->port.weights[0];
 }
 
 /* ---- initial values ----------------------------------------------------------------------- */
@@ -133,34 +132,36 @@ static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
  * group only the first member's copies. */
 static int initialise_masters(struct data_parallel *d) {
     const struct worker *w = &d->worker[0];
-    const bool fills = !d->group.host || w->id == w->group;
+    const bool fills = w->id == w->group;
     size_t begin = 0, count;
     for (int b = 0; b < d->layout->buckets; b++, begin += count) {
         const struct range range = w->range[b];
         count = d->layout->bucket_elements[b];
+        const float *values = d->vectors.model + (range.count ? range.offset - begin : 0);
         if (initial_values(d, b, d->vectors.model)) return -1;
-        if (range.count)
-            d->be->upload(w->master + range.state, d->vectors.model + (range.offset - begin),
-                          range.count * sizeof(float));
-        if (fills && d->placement.copies_bf16)
+        const size_t bytes = range.count * sizeof(float);
+        if (bytes) d->be->upload(w->master + range.state, values, bytes);
+        if (bytes && w->comm_master) memcpy(w->comm_master + range.state, values, bytes);
+        if (fills && w->copy_bytes < (int)sizeof(float))
             narrow(d, b, (uint16_t *)w->comm_params, d->vectors.model, begin);
         else if (fills)
             memcpy(w->comm_params + begin, d->vectors.model, count * sizeof(float));
     }
-    return group_wait(&d->group);
+    return port_wait(&d->port);
 }
 
 int data_parallel_initialise(struct data_parallel *d) {
-    if (d->placement.masters) return initialise_masters(d);
-    const bool filled =
-        d->worker[0].shares && d->worker[0].id > d->worker[0].group; /* by another rank */
-    if (filled) return group_wait(&d->group);
+    if (d->placement.has[ARRAY_MASTER]) return initialise_masters(d);
+    const unsigned own = 1u << ARRAY_PARAMS;
+    if (!(d->worker[0].own & own) && d->worker[0].id > d->worker[0].group)
+        return port_wait(&d->port); /* another rank fills it */
     float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
     int failed = first ? initial_values(d, LAYOUT_ALL, first) : -1;
     for (int w = d->be->on_device ? 0 : 1; w < d->local && !failed; w++)
-        if (!d->worker[w].shares) worker_initialise(&d->worker[w], d->be, first, d->layout->count);
+        if (d->worker[w].own & own)
+            worker_initialise(&d->worker[w], d->be, first, d->layout->count);
     host_vector_end(d->be, first);
-    return failed ? -1 : group_wait(&d->group);
+    return failed ? -1 : port_wait(&d->port);
 }
 
 void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) {
@@ -168,16 +169,15 @@ void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) 
     facts->layout = d->layout;
     facts->be = d->be;
     facts->link = lossynet_link_name(d->comm);
-    facts->sends = d->pipeline.sends;
+    facts->sends = d->port.sends;
     facts->loss.carries = data_parallel_carries(d);
-    for (int p = 0; p < 2; p++)
+    for (int p = 0; p < 2; p++) {
         facts->loss.measured[p] =
             comm_rounds(d->options, (lossynet_phase)p) == LOSSYNET_ROUNDS_MEASURED;
-    for (int p = 0; p < 2; p++) {
         facts->loss.rounds[p] = lossynet_rounds_now(d->comm, (lossynet_phase)p);
         facts->loss.of_late[p] = lossynet_lost_of_late(d->comm, (lossynet_phase)p);
     }
-    facts->mapped = d->group.peers.mapped;
+    facts->mapped = shared_reads_peers(&d->port);
     facts->rank = d->world.rank;
     facts->ranks = d->world.ranks;
     facts->workers = d->workers;

@@ -40,7 +40,7 @@ static int stale_ranges(const struct data_parallel *d, int worker, struct ranges
 static void read_replica(const struct data_parallel *d, float *to, const float *replica,
                          size_t offset, size_t n) {
     const uint16_t *from = (const uint16_t *)replica + offset;
-    if (!d->placement.copies_bf16)
+    if (d->worker->copy_bytes == sizeof(float))
         memcpy(to, replica + offset, n * sizeof *to);
     else
         for (size_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
@@ -48,7 +48,7 @@ static void read_replica(const struct data_parallel *d, float *to, const float *
 
 static void write_replica(const struct data_parallel *d, float *replica, size_t offset,
                           const char *from, size_t n) {
-    if (d->placement.copies_bf16)
+    if (d->worker->copy_bytes < (int)sizeof(float))
         lossynet_narrow_parameters(d->comm, (uint16_t *)replica + offset, from, offset, n);
     else
         memcpy(replica + offset, from, n * sizeof *replica);

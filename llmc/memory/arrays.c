@@ -75,7 +75,7 @@ static double elements(enum array array, const struct placement *p, const struct
 
 double array_bytes(enum array array, const struct placement *p, const struct array_sizes *s) {
     const enum array_type type = array_rows[array].type;
-    const bool narrow = type == TYPE_BF16 || (type == TYPE_COPY && p->copies_bf16);
+    const bool narrow = type == TYPE_BF16 || (type == TYPE_COPY && p->copy_bytes == 2);
     return (narrow ? 2 : 4) * elements(array, p, s);
 }
 

@@ -17,9 +17,9 @@
 extern "C" {
 #endif
 
-enum array_space { SPACE_BACKEND, SPACE_PINNED, SPACE_GROUP /* group.c takes it */ };
+enum array_space { SPACE_BACKEND, SPACE_PINNED, SPACE_GROUP /* port_shared.c takes it */ };
 enum array_extent { EXTENT_WHOLE, EXTENT_OWNED, EXTENT_SLOTS, EXTENT_COPY_SLOTS, EXTENT_MODEL };
-enum array_type { TYPE_FLOAT32, TYPE_BF16, TYPE_COPY /* bf16 with copies_bf16, else float32 */ };
+enum array_type { TYPE_FLOAT32, TYPE_BF16, TYPE_COPY /* bf16 or float32, by copy_bytes */ };
 enum array_per {
     PER_RANK,
     PER_WORKER,

@@ -145,7 +145,7 @@ static struct array_sizes sizes_of(const struct llama_config *c,
                                 .owned = owned_of(s, P),
                                 .slots = gradient_elements(c, p.slots),
                                 .copy_slots = gradient_elements(c, p.copy_slots),
-                                .model = p.masters ? fmax(layer, table) : P,
+                                .model = p.has[ARRAY_MASTER] ? fmax(layer, table) : P,
                                 .workers = local_of(s),
                                 .sets = sets_of(s),
                                 .gradients = several ? replicas : 1,
@@ -243,11 +243,11 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.line[LINE_MODEL] = (device ? N > 1 : gathers) ? array_bytes(ARRAY_MODEL, &p, &sizes) : 0;
     e.working_bytes = device ? device_bytes(config, s) : cpu_bytes(config, s);
     /* Buffers to convert parameters received in float32 (the model, to evaluate), and gradients. */
-    if (p.masters) e.working_bytes += (p.copies_bf16 ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
+    if (p.has[ARRAY_MASTER]) e.working_bytes += 4.0 / p.copy_bytes * BACKEND_CUDA_PART_BYTES;
     e.program_bytes = device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
-    const double received = p.copies_bf16 ? 2 * sizes.owned * (groups_of(s, &shortest) - 1) : 0;
+    const double received = p.copy_bytes == 2 ? 2 * sizes.owned * (groups_of(s, &shortest) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - e.line[LINE_LOST] - received, 0);
     e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes =
@@ -259,7 +259,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.change_bytes = change_bytes(s, P);
     e.total_bytes = e.program_bytes;
     for (int l = 0; l < LINES; l++)
-        if (l != LINE_COPIES && !(l == LINE_MODEL && p.staged && p.trains))
+        if (l != LINE_COPIES && !(l == LINE_MODEL && p.has[ARRAY_COMM_PARAMS] && p.trains))
             e.total_bytes += e.line[l];
     /* Ranks hand over state while nothing is computed or saved, so only the larger of the two
      * counts. The network's memory and the copies lie where vectors are. */
@@ -321,11 +321,12 @@ void memory_plan_print_memory(const struct llama_config *config,
     printf("(%s; GB = 10^9 bytes)\n",
            s->run.dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
     const struct placement p = placement(s);
+    const bool masters = p.has[ARRAY_MASTER], staged = p.has[ARRAY_COMM_PARAMS];
     const char *part =
         p.slots ? "three buckets, the average of its 1/N" : "and the average of the 1/N it owns";
-    line("parameters", e.line[LINE_PARAMETERS], p.masters ? "float32 of the 1/N it owns" : "");
+    line("parameters", e.line[LINE_PARAMETERS], masters ? "float32 of the 1/N it owns" : "");
     if (e.line[LINE_WEIGHTS] > 0) line("weights in use", e.line[LINE_WEIGHTS], "bf16");
-    line("gradients", e.line[LINE_GRADIENTS], p.masters ? part : "");
+    line("gradients", e.line[LINE_GRADIENTS], masters ? part : "");
     line("optimizer state", e.line[LINE_OPTIMIZER],
          s->owners.largest > 0 ? "two moments of what it owns"
          : !p.steps_alone      ? "two moments of the 1/N it owns"
@@ -333,12 +334,12 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (s->owners.largest > 0)
         printf("  (whole matrices have one owner: the largest owns %.3f times the mean)\n",
                s->owners.largest * s->run.workers / e.parameters);
-    if (p.leads) line("values ahead", e.line[LINE_AHEAD], "of the 1/N it owns, broadcast (--lead)");
+    if (p.has[ARRAY_AHEAD])
+        line("values ahead", e.line[LINE_AHEAD], "of the 1/N it owns, broadcast (--lead)");
     if (e.line[LINE_LOST] > 0)
         line("lost gradients", e.line[LINE_LOST], "bf16, added to the next (--carry)");
     if (!s->run.device) line("network", e.network_bytes, "gradients that others send it");
-    if (!p.staged)
-        line("evaluation, saving", e.line[LINE_MODEL], "the owners' shards put together");
+    if (!staged) line("evaluation, saving", e.line[LINE_MODEL], "the owners' shards put together");
     if (!s->run.device)
         line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
     line("activations", e.activation_bytes, s->run.dtype == DTYPE_BF16 ? "bf16" : "");
@@ -351,13 +352,13 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (s->run.device) {
         print_recompute(config, s);
         printf("\nMemory of the host per worker\n");
-        if (p.staged)
+        if (staged)
             line("copies that travel", e.line[LINE_COPIES], "parameters and gradients, pinned");
         line("network", e.network_bytes,
-             p.staged ? "gradients that others send it, pinned" : "gradients that others send it");
+             staged ? "gradients that others send it, pinned" : "gradients that others send it");
         line("evaluation, saving", e.line[LINE_MODEL],
-             p.masters ? "the model, put together bucket by bucket"
-                       : "for the moment: the model put together");
+             masters ? "the model, put together bucket by bucket"
+                     : "for the moment: the model put together");
         line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
         if (e.change_bytes > 0)
             line("or ranks change", e.change_bytes, "what they hand over, in place of that copy");

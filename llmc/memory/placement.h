@@ -2,11 +2,11 @@
  * function of the backend, the ranks and the options.
  *
  *     vectors   lie in the backend's memory. If several ranks have a device each, the network reads
- *               copies in pinned host memory (`staged`)
+ *               copies in pinned host memory (staged)
  *     masters   a device that computes in bfloat16 then has float32 only for the shards of its
  *               worker (ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned as in
  *               stage 2): master values and the averaged gradient. The replica is the weights in use
- *     copies_bf16  with a wire dtype that is narrower than float32, the network's copies are bfloat16
+ *     copies    are bfloat16 with masters and a wire dtype that is narrower than float32
  *     slots     with one micro-batch, only a few buckets of the gradient are in memory: a slot is
  *               written again when its bucket has been copied to the host
  *
@@ -63,23 +63,25 @@ struct placement_run { /* what decides */
     bool blocks;      /* ... and of integers with a scale */
 };
 
+enum way {
+    WAY_IN_PLACE,
+    WAY_STAGED,
+    WAY_SHARED
+}; /* from a rank's vectors to the network: comm/port.h */
+
 enum placement_rounds { ROUNDS_NOTHING, ROUNDS_ALL, ROUNDS_OWN };
 
 struct placement {
-    bool trains, staged, masters, copies_bf16;
+    enum way way;
+    bool trains, steps_alone;
     /* A device rounds gradients to bfloat16 when backward finishes them, so that the same values are
      * sent wherever workers run. ROUNDS_OWN: only the worker's shards: the rest is rounded when it is
      * sent, and the residual keeps the error. */
     enum placement_rounds rounds_to_bf16;
-    bool residual; /* lost gradients are kept beside the vectors; else lossynet keeps them */
-    bool leads, steps_alone;
-    bool weights;   /* operations read bfloat16 weights, beside or instead of float32 parameters */
-    bool gathers;   /* there is memory in which the model is put together, of its own ... */
-    bool borrows;   /* ... or that of a gradient */
-    int slots;      /* of a gradient (param_layout.h); 0: the whole gradient */
-    int copy_slots; /* the same in the host's memory that a group's ranks share (group.h) */
-    bool shares_ranks; /* --group, and a rank has one member */
-    bool has[ARRAYS];  /* which arrays there are */
+    int copy_bytes;   /* of an element of the network's copies: 2 (bfloat16) or 4 */
+    int slots;        /* of a gradient (param_layout.h); 0: the whole gradient */
+    int copy_slots;   /* the same in the host's memory that a group's ranks share (port_shared.c) */
+    bool has[ARRAYS]; /* which arrays there are */
 };
 
 struct placement placement_of(const struct placement_run *run);

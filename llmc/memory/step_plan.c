@@ -136,8 +136,8 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
     const struct placement place = placement_of(&s->run);
     const struct memory_plan plan = memory_plan_of_run(c, s);
     const double P = plan.parameters, owned = fmax(s->owners.largest, P / s->run.workers),
-                 element = place.copies_bf16 ? 2 : 4;
-    const double G = place.shares_ranks ? s->run.group : 1;
+                 element = place.copy_bytes;
+    const double G = place.way == WAY_SHARED ? s->run.group : 1;
     const bool mapped = place.copy_slots && gpu->peer > 0;
     const double received = plan.phase_bytes[0] / s->wire.bytes[0]; /* elements */
     const double again = 1 + s->wire.resent[0];
@@ -151,9 +151,11 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
     const double read = mapped ? 4 * P * (G - 1) / G / gpu->peer : 0;
     const double gradients = plan.phase_seconds[0] * again;
     /* Between: what the owners broadcast, to the host. */
-    const double fresh = ((place.copies_bf16 ? 6 : 4) + (place.leads ? 4 : 0)) * owned / gpu->pcie;
+    const double fresh =
+        ((place.copy_bytes == 2 ? 6 : 4) + (place.has[ARRAY_AHEAD] ? 4 : 0)) * owned / gpu->pcie;
     /* Forward: the replica to the GPU. */
-    const double replica = (place.masters ? element : 4) * P / (mapped ? G : 1) / gpu->pcie;
+    const double replica =
+        (place.has[ARRAY_MASTER] ? element : 4) * P / (mapped ? G : 1) / gpu->pcie;
     const double copied = mapped ? 2 * P * (G - 1) / G / gpu->peer : 0;
     const double parameters = plan.phase_seconds[1] * (1 + s->wire.resent[1]);
     const double backward_all = down + up + read + gradients,

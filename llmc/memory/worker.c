@@ -33,7 +33,7 @@ float *worker_array(const struct worker *w, enum array array) {
 
 struct array_sizes worker_sizes(const struct param_layout *layout, const struct placement *p,
                                 size_t owned) {
-    const size_t model = p->masters ? param_layout_largest_bucket(layout) : layout->count;
+    const size_t model = p->has[ARRAY_MASTER] ? param_layout_largest_bucket(layout) : layout->count;
     return (struct array_sizes){.whole = (double)layout->count,
                                 .owned = (double)owned,
                                 .slots = (double)param_layout_gradient_elements(layout, p->slots),
@@ -57,13 +57,12 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
         memcpy((char *)w + member_of[a], &memory, sizeof memory);
         w->own |= 1u << a;
     }
-    if (w->mapped) w->own &= ~(1u << ARRAY_GRADS);
     alias(&w->params, w->comm_params); /* with masters */
     alias(&w->comm_params, w->params);
     alias(&w->comm_grads, w->grads);
     alias(&w->comm_ahead, w->ahead);
     alias(&w->comm_gradient.first, w->comm_grads);
-    w->copies_bf16 = p->copies_bf16;
+    w->copy_bytes = p->copy_bytes;
     w->owned = owned;
     w->gradient = (struct gradient_place){w->grads, p->slots, param_layout_gradient_slot(layout)};
     return 0;
@@ -79,41 +78,6 @@ void worker_initialise(struct worker *w, const struct backend *be, const float *
                        size_t count) {
     be->upload(w->params, params, count * sizeof(float));
     if (w->comm_params != w->params) memcpy(w->comm_params, params, count * sizeof(float));
-}
-
-/* Copies to the host or, with `back`, to the device, unless the copy is the vector itself. */
-static void copy(const struct backend *be, void *host, void *device, size_t bytes, bool back) {
-    if (host == device) return;
-    if (back)
-        be->h2d_async(device, host, bytes);
-    else
-        be->d2h_async(host, device, bytes);
-}
-
-void worker_move(const struct worker *w, const struct backend *be, enum array to,
-                 struct range range) {
-    const size_t bytes = range.count * sizeof(float), in_use = range.count * be->weight_bytes;
-    const size_t at = range.offset, own = range.state;
-    float *params = worker_comm_element(w, w->comm_params, at);
-    weight *replica = (char *)w->weights + at * be->weight_bytes;
-    if (!range.count) return;
-    if (to == ARRAY_COMM_GRADS || to == ARRAY_GRADS) {
-        copy(be, w->comm_grads + at, w->grads + at, bytes, to == ARRAY_GRADS);
-    } else if (to == ARRAY_COMM_AHEAD) {
-        copy(be, w->comm_ahead + own, w->ahead + own, bytes, false);
-    } else if (to == ARRAY_AVERAGE) {
-        copy(be, w->copies_bf16 ? w->comm_average + own : w->comm_grads + at, w->average + own,
-             bytes, true);
-    } else if (!w->master) {
-        copy(be, w->comm_params + at, w->params + at, bytes, to == ARRAY_PARAMS);
-    } else if (w->copies_bf16) {
-        copy(be, params, replica, in_use, to == ARRAY_PARAMS);
-        if (to == ARRAY_COMM_PARAMS) copy(be, w->comm_master + own, w->master + own, bytes, false);
-    } else if (to == ARRAY_PARAMS) {
-        be->h2d_convert_async(replica, params, range.count);
-    } else {
-        copy(be, params, w->master + own, bytes, false);
-    }
 }
 
 bool worker_steps_alone(const struct options *o) {

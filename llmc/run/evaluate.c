@@ -97,7 +97,7 @@ static int evaluate_parts(struct work *work, struct news *mine, struct news *all
     for (int w = 0; w < d->local; w++) work->at[w].window = (uint64_t)d->worker[w].id;
     for (work->batches = 1;;) {
         const double begin = log_seconds();
-        group_work(&d->group, d->worker, d->local, worker_evaluates, work);
+        port_work(&d->port, worker_evaluates, work);
         sum->seconds = log_seconds() - begin;
         if (gather(work, mine, all, sum)) return -1;
         if (!sum->unready) return 0;

@@ -113,9 +113,14 @@ void training_begin_record(struct training_view *v, int step) {
     };
 }
 
+void training_note_update(struct training_view *v) {
+    v->run->recent[v->record.step % HANDOVER_STEPS] = v->record;
+    v->updated = v->record.step + 1;
+}
+
 int training_finish_begin(struct training_view *v) {
     v->last = v->record;
-    return v->dp->time.unfinished ? data_parallel_finish_begin(v->dp, &v->last) : 0;
+    return data_parallel_is_unfinished(v->dp) ? data_parallel_finish_begin(v->dp, &v->last) : 0;
 }
 
 /* Says that what was lost of late has changed how often lost packets go again. */
@@ -139,7 +144,7 @@ static void note_rounds(struct training_view *v) {
 int training_finish_end(struct training_view *v) {
     struct training *run = v->run;
     struct step_metrics *r = &v->last;
-    if (!v->dp->time.unfinished) return 0;
+    if (!data_parallel_is_unfinished(v->dp)) return 0;
     if (data_parallel_finish_end(v->dp, r)) return -1;
     run->recent[r->step % HANDOVER_STEPS] = *r;
     metrics_add(&run->at.record, r);
@@ -259,7 +264,7 @@ int training_leave(struct training_view *v, bool agreed) {
     if (v->updated > at->step) advance(v, v->updated);
     if (views_leave(v->run->views, v->dp, agreed)) return -1;
     const struct step_metrics *r = v->last.step == at->step - 1 ? &v->last : &v->record;
-    if (v->dp->time.unfinished && r->step == at->step - 1) /* nobody will measure it */
+    if (data_parallel_is_unfinished(v->dp) && r->step == at->step - 1) /* nobody will measure it */
         metrics_add(&at->record, r);
     progress_end(&v->progress);
     return 0;

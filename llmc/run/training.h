@@ -77,6 +77,8 @@ void training_close_view(struct training_view *v);
 
 /* Begins the record of `step`: tokens and learning rate. */
 void training_begin_record(struct training_view *v, int step);
+/* This rank's owners have made the step: a rank that takes over may need its record. */
+void training_note_update(struct training_view *v);
 /* These two end the step before `record`, if it has not ended. The first closes its PARAMETER phase.
  * The second records the step, after ranks have exchanged what they measured. The third does both. */
 int training_finish_begin(struct training_view *v);

@@ -24,7 +24,12 @@
 static const struct {
     const char *name;
     struct placement_run run;
-    struct placement expected;
+    struct {
+        bool trains, steps_alone, rounds_to_bf16;
+        bool staged, masters, weights, residual, leads; /* arrays that there are */
+        bool copies_bf16, gathers, shares_ranks;
+        int slots, copy_slots;
+    } expected;
 } runs[] = {
     {"CPU", {TWO, .leads = true}, {.trains = true, .leads = true, .gathers = true}},
     {"CPU, evaluation", {TWO, .evaluates = true, .leads = true}, {.gathers = true}},
@@ -37,9 +42,7 @@ static const struct {
     {"GPU, float32, one rank",
      {ONE, .device = true, .carries = {true, true}},
      {.trains = true, .gathers = true, .residual = true}},
-    {"GPU, float32",
-     {TWO, .device = true, .narrow = true},
-     {.trains = true, .staged = true, .borrows = true}},
+    {"GPU, float32", {TWO, .device = true, .narrow = true}, {.trains = true, .staged = true}},
     {"GPU, bf16, one rank, bf16 packets",
      {ONE, GPU, .narrow = true},
      {.trains = true, .weights = true, .rounds_to_bf16 = true, .gathers = true}},
@@ -75,10 +78,10 @@ static const struct {
      {.trains = true, .staged = true, .masters = true, .weights = true, .gathers = true}},
     {"GPU, --meet",
      {TWO, GPU, .changes = true, .narrow = true},
-     {.trains = true, .staged = true, .weights = true, .rounds_to_bf16 = true, .borrows = true}},
+     {.trains = true, .staged = true, .weights = true, .rounds_to_bf16 = true}},
     {"GPU, rps",
      {TWO, GPU, .steps_alone = true},
-     {.trains = true, .staged = true, .weights = true, .borrows = true, .steps_alone = true}},
+     {.trains = true, .staged = true, .weights = true, .steps_alone = true}},
     {"GPU, a group of ranks",
      {TWO, GPU, .group = 2, .narrow = true},
      {.trains = true,
@@ -110,12 +113,18 @@ static void same(const char *run, const char *member, int is, int expected) {
 static void test_typical_runs(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        const struct placement p = placement_of(&runs[i].run), *e = &runs[i].expected;
-#define SAME(member) same(runs[i].name, #member, (int)p.member, (int)e->member)
-        SAME(trains), SAME(staged), SAME(masters), SAME(copies_bf16), SAME(rounds_to_bf16),
-            SAME(residual);
-        SAME(leads), SAME(steps_alone), SAME(weights), SAME(gathers), SAME(borrows);
-        SAME(slots), SAME(copy_slots), SAME(shares_ranks);
+        const struct placement p = placement_of(&runs[i].run);
+        const enum way way = runs[i].expected.shares_ranks ? WAY_SHARED
+                             : runs[i].expected.staged     ? WAY_STAGED
+                                                           : WAY_IN_PLACE;
+        same(runs[i].name, "way", (int)p.way, (int)way);
+        same(runs[i].name, "copy_bytes", p.copy_bytes, runs[i].expected.copies_bf16 ? 2 : 4);
+#define SAME(is, member) same(runs[i].name, #member, (int)p.is, (int)runs[i].expected.member)
+        SAME(trains, trains), SAME(steps_alone, steps_alone), SAME(rounds_to_bf16, rounds_to_bf16);
+        SAME(has[ARRAY_COMM_PARAMS], staged), SAME(has[ARRAY_MASTER], masters);
+        SAME(has[ARRAY_WEIGHTS], weights), SAME(has[ARRAY_RESIDUAL], residual);
+        SAME(has[ARRAY_AHEAD], leads), SAME(has[ARRAY_MODEL], gathers);
+        SAME(slots, slots), SAME(copy_slots, copy_slots);
     }
 }
 
@@ -149,17 +158,18 @@ static bool is_allowed(const struct placement_run *r) {
 
 static void check_vectors(const struct worker *w, const struct placement *p) {
     assert_true(w->params && w->comm_params);
-    assert_true((w->params == w->comm_params) == (!p->staged || p->masters));
+    assert_true((w->params == w->comm_params) ==
+                (!p->has[ARRAY_COMM_PARAMS] || p->has[ARRAY_MASTER]));
     assert_true(!p->trains || (w->grads && w->comm_grads && w->m && w->v));
-    assert_true(!p->trains || (w->grads == w->comm_grads) == !p->staged);
+    assert_true(!p->trains || (w->grads == w->comm_grads) == !p->has[ARRAY_COMM_PARAMS]);
     assert_true(!w->m == !p->trains);
-    assert_true(!w->master == !p->masters && !w->average == !p->masters);
-    assert_true(!w->comm_master == !p->copies_bf16 && !w->comm_average == !p->copies_bf16 &&
-                w->copies_bf16 == p->copies_bf16);
-    assert_true(!w->ahead == !p->leads && !w->comm_ahead == !p->leads);
-    assert_true((w->ahead == w->comm_ahead) == (!p->leads || !p->staged));
-    assert_true(!w->residual == !p->residual);
-    assert_true(!w->weights);
+    assert_true(!w->master == !p->has[ARRAY_MASTER] && !w->average == !p->has[ARRAY_MASTER]);
+    assert_true(!w->comm_master == (p->copy_bytes == 4) &&
+                !w->comm_average == (p->copy_bytes == 4) && w->copy_bytes == p->copy_bytes);
+    assert_true(!w->ahead == !p->has[ARRAY_AHEAD] && !w->comm_ahead == !p->has[ARRAY_AHEAD]);
+    assert_true((w->ahead == w->comm_ahead) ==
+                (!p->has[ARRAY_AHEAD] || !p->has[ARRAY_COMM_PARAMS]));
+    assert_true(!w->residual == !p->has[ARRAY_RESIDUAL]);
 }
 
 /* A worker's own arrays of a line; those of the rank and of a group come from elsewhere. */
@@ -186,26 +196,28 @@ static int check_run(const struct placement_run *r, const struct param_layout *l
     struct worker w = {.id = 0};
     /* Members of a group take what they share from elsewhere (group.c). */
     float shared;
-    if (p.shares_ranks) {
+    if (p.way == WAY_SHARED) {
         w.comm_params = w.comm_grads = &shared;
-        if (!p.staged) w.params = w.grads = &shared;
+        if (!p.has[ARRAY_COMM_PARAMS]) w.params = w.grads = &shared;
     }
     taken[0] = taken[1] = 0;
     assert_int_equal(worker_allocate(&w, &be, layout, &p, OWNED), 0);
-    if (!p.shares_ranks) {
+    if (p.way != WAY_SHARED) {
         const struct array_sizes sizes = worker_sizes(layout, &p, OWNED);
         assert_true(taken[0] == said(&p, &sizes, false));
         const double more = taken[1] - said(&p, &sizes, true); /* two vectors of odd length */
-        assert_true(more == 0 || (p.copies_bf16 && more > 0 && more <= 4));
+        assert_true(more == 0 || (p.copy_bytes == 2 && more > 0 && more <= 4));
         check_vectors(&w, &p);
-        assert_true(p.staged || taken[1] == 0);
+        assert_true(p.has[ARRAY_COMM_PARAMS] || taken[1] == 0);
     }
     /* Each network copy is of the type that lossynet reads, and only devices have copies. */
-    assert_true(!p.copies_bf16 || (p.masters && p.rounds_to_bf16));
-    assert_true(!p.masters || (p.staged && p.weights && !p.borrows && p.trains));
-    assert_true(r->device || !(p.staged || p.weights || p.rounds_to_bf16 || p.residual || p.slots));
-    assert_true(!p.slots || (p.masters && !p.residual && r->micro_batches == 1));
-    assert_true(!(p.gathers && p.borrows));
+    assert_true(p.copy_bytes == 4 || (p.has[ARRAY_MASTER] && p.rounds_to_bf16));
+    assert_true(!p.has[ARRAY_MASTER] ||
+                (p.has[ARRAY_COMM_PARAMS] && p.has[ARRAY_WEIGHTS] && p.trains));
+    assert_true(r->device || !(p.has[ARRAY_COMM_PARAMS] || p.has[ARRAY_WEIGHTS] ||
+                               p.rounds_to_bf16 || p.has[ARRAY_RESIDUAL] || p.slots));
+    assert_true(!p.slots ||
+                (p.has[ARRAY_MASTER] && !p.has[ARRAY_RESIDUAL] && r->micro_batches == 1));
     worker_release(&w, &be);
     assert_true(blocks == 0);
     return 1;

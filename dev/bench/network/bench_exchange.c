@@ -6,14 +6,14 @@
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks. There
  * is one worker per rank; the link is udp, paced to GBPS (0: not at all). With another type than
  * float32, elements are rounded to it on the network, so that less is sent. With encrypt, every
- * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/group.h). Prints
+ * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/port.h). Prints
  * {"ms": T} for each of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
  * Ends with a line of counters over all rounds and ranks: packets that were expected and that
  * arrived, late packets, datagrams that a full receive queue dropped (overruns), phases of a peer
  * that the deadline ended (stragglers), and CPU seconds and payload bytes of the timed rounds.
  */
 #include "dev/bench/network/bench_time.h"
-#include "llmc/comm/group.h"
+#include "llmc/comm/port.h"
 #include "lossynet/comm.h"
 
 #include <inttypes.h>
@@ -27,8 +27,9 @@ struct bench {
     struct lossynet_world world;
     struct lossynet_comm *comm;
     size_t elements;
-    float *vector; /* what is averaged, and without groups also what is received */
-    struct group group;
+    float *vector;              /* what is averaged, and without groups also what is received */
+    int group;                  /* members */
+    struct port port;           /* with groups: of the vectors that ranks share */
     struct placement placement; /* of vectors in the host's memory */
     struct param_layout layout;
     struct worker worker; /* with groups: its vectors */
@@ -37,7 +38,7 @@ struct bench {
 };
 
 static void fill(struct bench *b) {
-    const float share = 1.0f / (float)b->group.size;
+    const float share = 1.0f / (float)b->group;
     for (size_t i = 0; i < b->elements; i++)
         b->vector[i] = ((float)b->world.rank + (float)(i % 7)) * share;
 }
@@ -46,7 +47,7 @@ static void fill(struct bench *b) {
  * highest sender's; rounding may add `off`. */
 static bool averages_are_right(const struct bench *b, bool everything) {
     const float most = (float)(b->world.ranks - 1), off = b->off;
-    const float *received = b->group.host ? b->worker.params : b->vector;
+    const float *received = b->port.shared ? b->worker.params : b->vector;
     for (size_t i = 0; i < b->elements; i++) {
         const float rest = received[i] - (float)(i % 7);
         const float low = everything ? most / 2 : 0, high = everything ? most / 2 : most;
@@ -75,18 +76,20 @@ static void copy_own(struct bench *b) {
 
 /* Runs a round, and adds the CPU seconds of a timed one, user and system, to `cpu`. */
 static lossynet_status one_round(struct bench *b, int round, double *begun, double cpu[2]) {
+    const bool shares = b->port.shared;
     double before[2], after[2];
     fill(b);
     bench_cpu(&before[0], &before[1]);
     *begun = bench_start();
     lossynet_status status = lossynet_step_begin(b->comm, (uint64_t)(round + 1));
-    if (!status && b->group.early) status = lossynet_reduce_begin(b->comm, &b->vector, false);
-    if (!status && group_average(&b->group, &b->worker)) status = LOSSYNET_LINK;
+    if (!status && b->port.early) status = lossynet_reduce_begin(b->comm, &b->vector, false);
+    if (!status && shares && b->port.verbs.gradients_out(&b->port, &b->vector, false))
+        status = LOSSYNET_LINK;
     if (!status) status = lossynet_reduce(b->comm, &b->vector, false);
-    if (b->group.host) copy_own(b);
-    float *received = b->group.host ? b->worker.params : b->vector;
+    if (shares) copy_own(b);
+    float *received = shares ? b->worker.params : b->vector;
     if (!status) status = lossynet_broadcast(b->comm, &received, false);
-    if (!status && group_wait(&b->group)) status = LOSSYNET_LINK;
+    if (!status && port_wait(&b->port)) status = LOSSYNET_LINK;
     bench_cpu(&after[0], &after[1]);
     for (int i = 0; i < 2; i++) cpu[i] += round >= 0 ? after[i] - before[i] : 0;
     return status;
@@ -128,8 +131,8 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
     const int buckets = (mib + 3) / 4;
     size_t *bucket_elements = malloc((size_t)buckets * sizeof *bucket_elements);
     b->elements = (size_t)mib << 18;
-    if (b->group.size == 1) b->vector = malloc(b->elements * sizeof *b->vector);
-    if (!bucket_elements || (b->group.size == 1 && !b->vector)) {
+    if (b->group == 1) b->vector = malloc(b->elements * sizeof *b->vector);
+    if (!bucket_elements || (b->group == 1 && !b->vector)) {
         free(bucket_elements);
         return LOSSYNET_NO_MEMORY;
     }
@@ -138,7 +141,7 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
         bucket_elements[i] = left < BUCKET_ELEMENTS ? left : BUCKET_ELEMENTS;
     }
     const struct lossynet_settings settings = {.workers = b->world.ranks,
-                                               .group = b->group.size,
+                                               .group = b->group,
                                                .buckets = buckets,
                                                .bucket_elements = bucket_elements,
                                                .loss = {.model = "bernoulli"},
@@ -156,27 +159,30 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
 }
 
 static lossynet_status open_group(struct bench *b) {
-    b->group.workers = b->world.ranks;
-    b->group.be = backend_cpu(DTYPE_FLOAT32);
-    if (!b->group.be) return LOSSYNET_INVALID;
-    b->group.layout = &b->layout;
-    b->group.comm = b->comm;
+    const struct backend *be = backend_cpu(DTYPE_FLOAT32);
+    if (!be) return LOSSYNET_INVALID;
     b->worker.id = b->world.rank;
-    b->group.first = b->world.rank - b->world.rank % b->group.size;
-    b->group.placement = &b->placement;
-    b->placement.trains = true;
-    if (group_open(&b->group, &b->world, 1, true, 0)) return LOSSYNET_NO_MEMORY;
-    b->group.early = lossynet_overlaps(b->comm); /* as the trainer does */
-    group_share_vectors(&b->group, &b->worker, 0);
+    b->placement = (struct placement){.way = WAY_SHARED, .trains = true, .copy_bytes = 4};
+    b->port = (struct port){.be = be,
+                            .layout = &b->layout,
+                            .comm = b->comm,
+                            .placement = &b->placement,
+                            .worker = &b->worker,
+                            .groups.workers = b->world.ranks,
+                            .local = 1,
+                            .early = lossynet_overlaps(b->comm)}; /* as the trainer does */
+    if (port_open(&b->port, &b->world, 0)) return LOSSYNET_NO_MEMORY;
+    port_share_vectors(&b->port, 0);
+    if (port_connect(&b->port)) return LOSSYNET_NO_MEMORY;
     b->vector = b->worker.grads;
     /* The values that a replica has where packets never arrived. */
-    for (size_t i = 0; i < b->elements && b->world.rank % b->group.size == 0; i++)
+    for (size_t i = 0; i < b->elements && b->world.rank % b->group == 0; i++)
         b->worker.params[i] = (float)(i % 7);
-    return group_wait(&b->group) ? LOSSYNET_LINK : LOSSYNET_OK;
+    return port_wait(&b->port) ? LOSSYNET_LINK : LOSSYNET_OK;
 }
 
 int main(int argc, char **argv) {
-    struct bench b = {.group.size = 1};
+    struct bench b = {.group = 1};
     if (lossynet_bootstrap(&argc, &argv, &b.world)) return 1;
     lossynet_wire_dtype wire_dtype = LOSSYNET_FLOAT32;
     bool encrypt = false, known = argc >= 6;
@@ -188,7 +194,7 @@ int main(int argc, char **argv) {
             wire_dtype = (lossynet_wire_dtype)dtype;
             found = true;
         }
-        found |= sscanf(argv[i], "group=%d", &b.group.size) == 1;
+        found |= sscanf(argv[i], "group=%d", &b.group) == 1;
         known &= found;
     }
     if (!known || atoi(argv[1]) < 1 || b.world.ranks < 2) {
@@ -199,12 +205,12 @@ int main(int argc, char **argv) {
     }
     lossynet_status status =
         open_net(&b, atoi(argv[1]), argv[4], atof(argv[5]), wire_dtype, encrypt);
-    const bool shares = b.group.size > 1;
+    const bool shares = b.group > 1;
     if (!status && shares) status = open_group(&b);
     if (!status) status = measure(&b, atoi(argv[2]), atof(argv[3]));
     lossynet_close(b.comm);
     if (!shares) free(b.vector);
-    group_close(&b.group);
+    port_close(&b.port);
     free(b.layout.bucket_elements);
     lossynet_shutdown(status ? 1 : 0);
     return status ? 1 : 0;
