@@ -577,6 +577,7 @@ static int run(struct options *o, const struct lossynet_world *launched) {
 int main(int argc, char **argv) {
     struct options options;
     struct lossynet_world world;
+    stop_signal_ignore_again();
     threads_wait_briefly(argv);
     stop_signal_open();
     if (lossynet_bootstrap(&argc, &argv, &world)) return 1;

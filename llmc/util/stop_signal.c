@@ -70,15 +70,31 @@ static bool is_ignored(int number) {
     return !sigaction(number, NULL, &action) && action.sa_handler == SIG_IGN;
 }
 
+/* What the caller ignores, as found before libraries are initialised: UCX, which Open MPI 5 brings, handles
+ * SIGHUP from then on. */
+static const int unless_ignored[] = {SIGINT, SIGHUP};
+static bool ignored[2];
+
+static void find_ignored(void) {
+    for (int i = 0; i < 2; i++) ignored[i] = is_ignored(unless_ignored[i]);
+}
+
+__attribute__((section(".preinit_array"),
+               used)) static void (*const before_libraries)(void) = find_ignored;
+
+void stop_signal_ignore_again(void) {
+    for (int i = 0; i < 2; i++)
+        if (ignored[i]) signal(unless_ignored[i], SIG_IGN);
+}
+
 void stop_signal_open(void) {
-    static const int always[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU},
-                     unless_ignored[] = {SIGINT, SIGHUP};
+    static const int always[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
     struct sigaction pipe = {.sa_handler = note_closed_output, .sa_flags = SA_RESTART};
     pthread_t thread;
     sigemptyset(&waited_for);
     for (int i = 0; i < 4; i++) sigaddset(&waited_for, always[i]);
     for (int i = 0; i < 2; i++)
-        if (!is_ignored(unless_ignored[i])) sigaddset(&waited_for, unless_ignored[i]);
+        if (!ignored[i]) sigaddset(&waited_for, unless_ignored[i]);
     signal(SIGXFSZ, SIG_IGN);
     if (!is_ignored(SIGPIPE)) sigaction(SIGPIPE, &pipe, NULL);
     pthread_sigmask(SIG_BLOCK, &waited_for, NULL);

@@ -22,6 +22,10 @@
 extern "C" {
 #endif
 
+/* Ignores SIGINT and SIGHUP again if the caller ignored them and a library handles them since it was loaded. Call this
+ * first in main, and before a program that is to take over (exec). */
+void stop_signal_ignore_again(void);
+
 /* Blocks the signals and starts the thread that waits for them. Call this in main before any other
  * thread exists, because threads inherit blocked signals. SIGINT, SIGHUP or SIGPIPE that is ignored
  * (nohup, a shell's background job) stays ignored. If the thread cannot be started, the signals end the

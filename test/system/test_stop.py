@@ -73,7 +73,19 @@ def stops(process, out):
     assert step == steps_done(out) and events(out / "log.jsonl", "end")[0]["status"] == "stopped"
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(data, tmp_path):
+HANDLES_HANGUPS = """#include <signal.h>
+static void handle(int number) { (void)number; }
+__attribute__((constructor)) static void load(void) { signal(SIGHUP, handle); }
+"""
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_a_hangup_that_is_ignored_stays_ignored(data, tmp_path, monkeypatch, library):
+    """Also where a library handles it when it is loaded, as UCX does."""
+    (tmp_path / "library.c").write_text(HANDLES_HANGUPS)
+    subprocess.run(["gcc", "-shared", "-fPIC", tmp_path / "library.c", "-o", tmp_path / "library.so"], check=True)
+    if library:
+        monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "library.so"))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     process = start(*settings(data, tmp_path, steps=20, save_every=0, val=None))
     signal.signal(signal.SIGHUP, before)
