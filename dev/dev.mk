@@ -249,10 +249,11 @@ FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c
           llmc/log/terminal.c lossynet/loss/loss_model.c lossynet/loss/loss_replay.c lossynet/loss/at.c
 FUZZ_FLAGS := -std=c11 -O1 $(DEBUG) -Wall -Wextra -fno-sanitize-recover=all \
               -Wl,--wrap=file_map,--wrap=file_unmap
-$(BUILD)/fuzz_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h lossynet/*/*/*.h) $(FLAGS)/compile
+FUZZED_HEADERS := $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h lossynet/*/*/*.h)
+$(BUILD)/fuzz_formats: $(FUZZED) $(FUZZED_HEADERS) $(FLAGS)/compile
 	clang $(CPPFLAGS) $(FUZZ_FLAGS) -Wno-unknown-pragmas -Wno-source-uses-openmp \
 	    -fsanitize=fuzzer,address,undefined $(FUZZED) -lm -ljansson -lxxhash -o $@
-$(BUILD)/replay_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h lossynet/*/*/*.h) $(FLAGS)/compile
+$(BUILD)/replay_formats: $(FUZZED) $(FUZZED_HEADERS) $(FLAGS)/compile
 	$(CC) $(CPPFLAGS) $(FUZZ_FLAGS) -DREPLAY -fopenmp -fsanitize=address,undefined $(FUZZED) \
 	    -lm -ljansson -lxxhash -o $@
 

@@ -100,7 +100,6 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                                size_t packet_bytes) {
     comm->resources.threads = omp_get_max_threads();
     comm->averaging.estimator = settings->estimator;
-    comm->arrivals.acks.deliver = settings->error_feedback;
     comm->lead.wanted = settings->lead;
     if (settings->memory) comm->resources.memory = *settings->memory;
     comm->resources.bf16 = settings->vector_dtype == LOSSYNET_BF16;

@@ -247,9 +247,8 @@ struct lossynet_settings {
     const struct lossynet_memory *memory;
     int drift_samples; /* parameters sampled to measure drift; 0: none */
     bool lead;         /* lossynet_lead will be called: gathers ages even without drift_samples */
-    /* The lost part of a gradient is added to its sender's next gradient (error_feedback.c). With
-     * wire_dtype int8, int6 and int4 this includes what rounding took away. For estimators mean and
-     * zero. lossynet_reduce then also changes elements of the vectors that their worker does not
+    /* The lost part of a gradient is added to its sender's next gradient (error_feedback.c). This
+     * includes what rounding to wire_dtype took away. For estimators mean and zero. lossynet_reduce then also changes elements of the vectors that their worker does not
      * own. */
     bool error_feedback;
     const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */

@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "llmc/comm/shared_memory.h"
+#include "llmc/memory/shared_memory.h"
 #include "llmc/log/error.h"
 
 struct shared {

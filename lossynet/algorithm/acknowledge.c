@@ -128,7 +128,7 @@ static void end_later(struct lossynet_comm *comm) {
            acks->own_offset[rank + 1] - own);
     for (int r = 0; r < comm->world.ranks; r++)
         read_bits(comm, LOSSYNET_GRADIENT, r, true, acks->other_bits + acks->other_offset[r]);
-    if (comm->feedback.mass) ln_feedback_keep(comm, acks->vectors);
+    ln_feedback_keep(comm, acks->vectors);
 }
 
 lossynet_status ln_acknowledge_settle(struct lossynet_comm *comm) {

@@ -73,7 +73,6 @@ struct ln_acks {
     size_t *own_offset, *other_offset; /* [R + 1], bytes: where each rank's bits begin */
     uint8_t *own_bits, *other_bits;
     uint8_t *own_asks, *other_asks; /* the same in rounds of retransmission */
-    bool deliver;                   /* senders are told after every GRADIENT phase */
     bool later;                     /* with the next gather, see settings.acknowledge_later */
     bool due;                       /* own_bits are written, and have not been sent */
     float **vectors;                /* [V]: whose packets they are about */
@@ -380,7 +379,7 @@ struct ln_feedback {
     float share;
     float *mass; /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL: no
                     error feedback */
-    /* [V][elements]: gradients that were lost, and what rounding in blocks took away; NULL: the
+    /* [V][elements]: gradients that were lost, and what rounding took away; NULL: the
      * caller keeps residuals, see `apart`. bfloat16. In a long outage a residual grows to hundreds of
      * gradients, and to nearest it would not grow beyond 256 times what is added. So what is lost
      * is rounded at random, with numbers that depend on (seed, step, worker, element). */

@@ -378,15 +378,15 @@ static lossynet_status average_alone(struct lossynet_comm *comm, float *const *v
 /* Tells the senders what has arrived, or has the next gather tell them. */
 static lossynet_status tell_senders(struct lossynet_comm *comm, float *const *vectors) {
     struct ln_acks *acks = &comm->arrivals.acks;
-    if (!acks->deliver) return LOSSYNET_OK;
+    if (!comm->feedback.mass) return LOSSYNET_OK;
     if (acks->later) {
         memcpy(acks->vectors, vectors, (size_t)comm->workers.local * sizeof *vectors);
         ln_acknowledge_write(comm);
-        if (comm->feedback.mass) ln_feedback_count(comm);
+        ln_feedback_count(comm);
         return LOSSYNET_OK;
     }
     lossynet_status status = ln_acknowledge(comm, LOSSYNET_GRADIENT);
-    if (status || !comm->feedback.mass) return status;
+    if (status) return status;
     ln_feedback_count(comm);
     ln_feedback_keep(comm, vectors);
     return LOSSYNET_OK;

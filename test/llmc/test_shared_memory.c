@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/comm/shared_memory.h"
+#include "llmc/memory/shared_memory.h"
 #include "test/support/capture.h"
 
 enum { RANKS = 6, SIZE = 3, ROUNDS = 2000, PAGE = 1 << 16 };

@@ -95,8 +95,7 @@ def commands(build, nvcc):
             add([*CC, *flags, "-ffp-contract=fast", f"-DBACKEND_DTYPE={dtype}", f"-DISA={isa}"],
                 "llmc/backend/cpu/backend_cpu.c", f"llmc/backend/cpu/backend_cpu.{dtype}.{isa}")
     apart = {"llmc/backend/cpu/backend_cpu.c", "llmc/backend/cuda/backend_none.c"}
-    for pattern in ("llmc/*/*.c", "llmc/backend/*/*.c", "llmc/backend/*/*/*.c", "lossynet/*.c",
-                    "lossynet/*/*.c", "lossynet/*/*/*.c", "dev/bare/bare.c"):
+    for pattern in ("llmc/**/*.c", "lossynet/**/*.c", "dev/bare/bare.c"):
         for path in sorted(ROOT.glob(pattern)):
             source = path.relative_to(ROOT)
             if str(source) not in apart:

@@ -4,8 +4,8 @@
  * map. It is anonymous memory of the kernel (memfd_create), so it needs no room in /dev/shm, and
  * the kernel frees it when the last rank ends, for whatever reason.
  */
-#ifndef LLMC_COMM_SHARED_MEMORY_H
-#define LLMC_COMM_SHARED_MEMORY_H
+#ifndef LLMC_MEMORY_SHARED_MEMORY_H
+#define LLMC_MEMORY_SHARED_MEMORY_H
 
 #include <stddef.h>
 

@@ -2,7 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "llmc/comm/shared_memory.h"
+#include "llmc/memory/shared_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
