@@ -60,7 +60,7 @@ _LETTERS = {"i": c_int, "d": c_double, "n": c_size_t, "q": c_uint64, "b": c_bool
 _FUNCTIONS = {
     c_int: "rendezvous_open:tiidp bootstrap_gather:ppn named_set:ptt named_tensor:ptnn open:ppp step_begin:pq "
            "reduce:ppb reduce_begin:ppb broadcast:ppb broadcast_begin:ppb bucket_wait:pip broadcast_end:p "
-           "gather_fresh:ppp all_gather:pppn pulse:pppn swap:ppppp step_counters:pqp report_begin:pqp "
+           "gather_fresh:ppp pulse:pppn swap:ppppp step_counters:pqp report_begin:pqp "
            "report_end:ppp lost_between:pp",
     None: "messages_to:pp rendezvous_close:p named_close:p named_rule:pp named_shards:pp close:p shard:piipp "
           "round_as_sent:pp bucket_ready:pii broadcast_ahead:ppd error_feedback_share:pd state_save:pip",

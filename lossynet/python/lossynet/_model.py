@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,12 @@ def check_wrapper(module: torch.nn.Module) -> None:
                                "lossynet.Place.take() before the framework is imported (README)")
 
 
-def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords: dict[str, Any], whole: bool) -> None:
+def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords: dict[str, Any],
+                    whole: bool) -> dict[str, bool]:
     """Ranks own parts of parameters, as flat vectors, or whole ones. Does the optimizer do the same with what a rank
-    owns as with all?"""
-    name, tried = getattr(optimizer_class, "__name__", str(optimizer_class)), []
+    owns as with all? Returns the names of its state, and whether that has the shape of the parameter."""
+    state: dict[str, bool] = {}
+    tried: list[Any] = []
     for group in groups:
         given, dims = {**keywords, **settings(group)}, sorted({p.dim() for p in group["params"]})
         if (given, dims) in tried:
@@ -60,23 +62,26 @@ def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords
         tried.append((given, dims))
         if "lr" in given and not given["lr"]:
             given = {**given, "lr": 1e-3}  # a warm-up begins with 0, where nothing moves
-        alone = [shape[:count] for count in dims for shape in ((4, 6, 2, 2), (3, 5, 2, 2))]
+        shapes = [shape[:count] for count in dims for shape in ((4, 6, 2, 2), (3, 5, 2, 2))]
         with torch.random.fork_rng(devices=[]):
-            why = _try(optimizer_class, given, alone, False) if whole else \
-                _try(optimizer_class, given, [(4, 6)], True) or _try(optimizer_class, given, [(2, 3, 2, 2)], True)
-            better = why and not whole and not _try(optimizer_class, given, alone, False)
-        if why:
-            raise ValueError(f"lossynet: optimizer {name}: expected " + (
-                'shard="parameter", which gives each rank whole parameters' if better else "one that treats each "
-                f"{'parameter' if whole else 'element'} alone, such as AdamW, Adam, SGD, RMSprop or Adagrad, since "
-                "every rank owns 1/N of them") + f" ({why})")
+            trials = [shapes] if whole else [[(4, 6)], [(2, 3, 2, 2)]]
+            why = next(filter(None, (_try(optimizer_class, given, each, not whole, state) for each in trials)), "")
+            if why:
+                fits = not whole and not _try(optimizer_class, given, shapes, False, {})
+                raise ValueError(
+                    f"lossynet: optimizer {getattr(optimizer_class, '__name__', optimizer_class)}: expected " + (
+                        'shard="parameter", which gives each rank whole parameters' if fits else
+                        f"one that treats each {'parameter' if whole else 'element'} alone, such as AdamW, Adam, SGD, "
+                        "RMSprop or Adagrad, since every rank owns 1/N of them") + f" ({why})")
+    return state
 
 
-def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ...]], cut: bool) -> str:
-    """What goes wrong with several optimizers, each for some tensors or (cut) parts of one. Empty: nothing."""
+def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ...]], cut: bool,
+         state: dict[str, bool]) -> str:
+    """What goes wrong with two optimizers, each for some tensors or (cut) parts of one. Empty: nothing."""
     generator = torch.Generator().manual_seed(1)
     start, *gradients = ([torch.randn(shape, generator=generator, device="cpu") for shape in shapes] for _ in range(4))
-    cuts = (lambda tensors: tensors[0].flatten().split([10, 9, 5])) if cut else (lambda tensors: tensors)
+    cuts = (lambda tensors: tensors[0].flatten().split([10, 9, 5])) if cut else list
     together = [torch.nn.Parameter(tensor.clone()) for tensor in start]
     optimizers = [optimizer_class(together, **given)]  # with its own words about wrong keywords
     try:
@@ -90,29 +95,27 @@ def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ..
         for one, other, before in zip(parts, cuts(together), cuts(start)):
             if not (one - other).abs().max().item() <= 1e-4 * (other - before).abs().max().item():
                 return "with a part of what is trained it makes other steps than with all"
+        for parameter, held in optimizers[0].state.items():
+            state.update((name, not torch.is_tensor(value) or not value.dim() or value.shape == parameter.shape)
+                         for name, value in held.items() if value is not None)
     except Exception as error:  # pylint: disable=broad-exception-caught
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def same_model(gather: Callable[[bytes], list[bytes]], rank: int, every: Named) -> None:
-    """Raises LossynetError, on all ranks, if a rank has another model than rank 0. gather: the bytes of all ranks."""
-    texts = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in every]
-    digests = np.frombuffer(b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts), np.uint64)
-    counts = [np.frombuffer(each, np.uint64).tolist() for each in
-              gather(np.array([len(every), sum(t.numel() for _, t in every)], np.uint64).tobytes())]
-    for other, (tensors, elements) in enumerate(counts):
-        if tensors != counts[0][0]:
-            raise LossynetError(f"rank {other} has another model than rank 0: {tensors} parameters with {elements} "
-                                f"elements, rank 0 has {counts[0][0]} with {counts[0][1]}: expected the same model on "
-                                "all ranks")
-    parts = [np.frombuffer(part, np.uint64) for part in gather(digests.tobytes())] if every else []
+    """Raises LossynetError, on all ranks, if a rank has another model than rank 0. gather: the bytes of all ranks, as
+    many of each."""
+    texts = [f"{name} of shape {tuple(t.shape)}, {t.dtype}" for name, t in every]
+    count = max(int.from_bytes(each, "little") for each in gather(len(texts).to_bytes(8, "little")))
+    texts += ["nothing"] * (count - len(texts))
+    parts = gather(b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts)) if count else []
     for other, theirs in enumerate(parts):
-        for number in np.flatnonzero(theirs != parts[0])[:1]:
-            name, tensor = every[number]
-            raise LossynetError(f"rank {other} has another model than rank 0: parameter {number} of the vector "
-                                f"differs; on rank {rank} it is {name} of shape {tuple(tensor.shape)}: expected the "
-                                "same names, shapes and types on all ranks")
+        differ = np.flatnonzero(np.frombuffer(theirs, np.uint64) != np.frombuffer(parts[0], np.uint64))
+        if len(differ):
+            raise LossynetError(f"rank {other} has another model than rank 0: parameter {differ[0]} of the vector "
+                                f"differs; on rank {rank} it is {texts[differ[0]]}: expected the same names, shapes "
+                                "and types on all ranks")
 
 
 # ---- what is not trained: frozen parameters and buffers
@@ -143,30 +146,29 @@ def _mark(parameter: torch.nn.Parameter) -> None:
 
 class Others:
     """What a model has besides the parameters that are trained. All of it comes from rank 0 at the start. Buffers
-    that change come from there again, as with DistributedDataParallel. A unit is a module that has buffers."""
+    come from there again once one of them has changed, as with DistributedDataParallel."""
 
     def __init__(self, frozen: Named):
-        self.frozen, self.hooks = frozen, []
+        self.parameters, self.hooks = frozen, []
         self.covered: set[torch.nn.Module] = set()
-        self.units: list[torch.nn.Module] = []
-        self.moving = np.zeros(0, bool)  # of each unit, whether it has changed since the start, on any rank
-        self._facts: list[list[Any]] = []
-        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.moving = False  # a buffer has changed since the start, on any rank
+        self._modules: list[torch.nn.Module] = []  # that have buffers
+        self._facts: list[Any] = []
+        self._pending: list[tuple[torch.Tensor, int, torch.Tensor]] = []
 
     def cover(self, module: torch.nn.Module) -> Named:
         """Takes in a module. Returns what of it was not known."""
-        known, new = {id(p) for _, p in self.frozen} | _touch.OWNERS.keys(), []
+        known, new = {id(p) for _, p in self.parameters} | _touch.OWNERS.keys(), []
         for name, parameter in module.named_parameters():
             if id(parameter) not in known and not torch.nn.parameter.is_lazy(parameter):
                 new.append((name, parameter))
                 if parameter.requires_grad:
                     self.hooks.append(parameter.register_post_accumulate_grad_hook(_mark))
-        units = [each for each in module.modules() if each not in self.covered and _buffers(each)]
-        self.frozen += new
-        self.units += units
-        self.moving = np.zeros(len(self.units), bool)
-        self.covered.update(module.modules())
-        return [*new, *(("buffer", b) for unit in units for b in _buffers(unit))]
+        self.parameters += new
+        modules = [each for each in module.modules() if each not in self.covered]
+        self._modules += modules
+        self.covered.update(modules)
+        return [*new, *(("buffer", buffer) for buffer in _buffers(modules))]
 
     def spread(self, comm: Comm, tensors: Named) -> None:
         """Rank 0's contents come to all ranks. Collective."""
@@ -174,35 +176,38 @@ class Others:
             content = _bytes(tensor).cpu().numpy().copy()
             comm.spread_bytes(content)
             _write(tensor, torch.from_numpy(content))
-        self._facts = [_facts(unit, True) for unit in self.units]
+        self._facts = self._facts_of(True)
 
-    def changed(self, contents: bool) -> list[bool]:
-        """Of each unit, whether it has changed since the start. contents: looks at all elements, too."""
-        return [bool(moved) or _facts(unit, contents) != (facts if contents else [fact[:2] for fact in facts])
-                for unit, facts, moved in zip(self.units, self._facts, self.moving)]
+    def may_move(self, steps: int) -> bool:
+        """Whether ranks' buffers may differ; nothing is known of them before the end of the first step."""
+        return self.moving or (steps == 0 and bool(self._facts))
 
-    def send(self, comm: Comm, which: np.ndarray) -> None:
-        """Rank 0's units leave for the other ranks, where ``show`` shows them. Collective."""
-        buffers = [b for number in np.flatnonzero(which) for b in _buffers(self.units[number])]
+    def changed(self, contents: bool) -> bool:
+        """Whether a buffer has changed since the start. contents: looks at all elements, too."""
+        return self.moving or self._facts_of(contents) != [fact[:2 + contents] for fact in self._facts]
+
+    def _facts_of(self, contents: bool) -> list[Any]:
+        return [(id(b), b._version, *([_checksum(b)] if contents else [])) for b in _buffers(self._modules)]
+
+    def send(self, comm: Comm) -> None:
+        """Rank 0's buffers leave for the other ranks, where ``show`` shows them. Collective."""
+        buffers = _buffers(self._modules)
         if buffers:
             contents = [_bytes(b).cpu() for b in buffers]
             whole = torch.cat(contents).numpy()
             comm.spread_bytes(whole)
             parts = torch.from_numpy(whole).split([part.numel() for part in contents])
-            self._pending = list(zip(buffers, parts)) if comm.rank else []
+            self._pending = [(b, b._version, part) for b, part in zip(buffers, parts)] if comm.rank else []
 
     def show(self) -> None:
-        for buffer, content in self._pending:
-            _write(buffer, content)
+        for buffer, version, content in self._pending:
+            if buffer._version == version:  # the script has loaded no others
+                _write(buffer, content)
         self._pending = []
 
 
-def _buffers(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [b for b in module.buffers(recurse=False) if b.layout == torch.strided]
-
-
-def _facts(unit: torch.nn.Module, contents: bool) -> list[tuple[int, ...]]:
-    return [(id(b), b._version, *([_checksum(b)] if contents else [])) for b in _buffers(unit)]
+def _buffers(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    return [b for module in modules for b in module.buffers(recurse=False) if b.layout == torch.strided]
 
 
 @torch.no_grad()

@@ -1,15 +1,11 @@
 """The state of a ShardedOptimizer: each rank's part, or the whole, to save and to go on from."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from ._model import settings
-
-_KEYS_BYTES = 192  # room for the names of an optimizer's state
 
 
 class Saved:
@@ -28,18 +24,24 @@ class Saved:
         """The state of all shards put together, as ``optimizer_class`` on the whole parameters would return
         it, on every rank. Any number of ranks can load it. Collective."""
         self._rest("gathered_state_dict()")
+        if not all(self._state_names.values()):
+            raise ValueError("lossynet: the optimizer's state has other shapes than the parameters: expected "
+                             "state_dict() instead of gathered_state_dict()")
         state: dict[int, dict[str, Any]] = {}
         numbers = self._numbers()
-        for key in self._state_keys():
-            mine, whole = torch.zeros_like(self._values), torch.empty_like(self._values)
-            for where, held in self._held(key):
-                mine[where] = held.flatten() if held.dim() else held  # a number: the same in each element
+        for key in sorted(self._state_names):
+            mine, whole = torch.full_like(self._values, torch.nan), torch.empty_like(self._values)
+            for entry in self._entries:
+                for where, piece in entry.pieces:
+                    held = self.optimizer.state.get(piece, {}).get(key)
+                    if held is not None:  # a number: the same in each element
+                        mine[where] = torch.as_tensor(held, dtype=torch.float32).flatten()
             self.comm.gather_fresh(mine, whole)
-            scalar = key == "step"
             for entry in self._entries:
                 part = whole[entry.place]
-                value = part[0].clone() if scalar else part.view(entry.parameter.shape).clone()
-                state.setdefault(numbers[id(entry.parameter)], {})[key] = value
+                if not part.isnan().all():  # no rank has any where the parameter has had no gradient
+                    value = part[0] if key == "step" else part.view(entry.parameter.shape)
+                    state.setdefault(numbers[id(entry.parameter)], {})[key] = value.clone()
         groups, count = [], 0
         for group in self.param_groups:
             groups.append({**settings(group), "params": list(range(count, count + len(group["params"])))})
@@ -50,32 +52,11 @@ class Saved:
         every = [p for group in self.param_groups for p in group["params"]]
         return {id(parameter): number for number, parameter in enumerate(every)}
 
-    def _held(self, key: str) -> Iterator[tuple[slice, torch.Tensor]]:
-        for entry in self._entries:
-            for where, piece in entry.pieces:
-                held = self.optimizer.state.get(piece, {}).get(key)
-                if held is not None:
-                    yield where, torch.as_tensor(held, dtype=torch.float32)
-
-    def _state_keys(self) -> list[str]:
-        """The names of the optimizer's state, also on a rank that owns nothing."""
-        keys = {key for state in self.optimizer.state.values() for key, value in state.items()
-                if value is not None}
-        mine = np.zeros(_KEYS_BYTES, np.uint8)
-        odd = [key for piece, state in self.optimizer.state.items() for key, value in state.items()
-               if torch.is_tensor(value) and value.dim() and value.shape != piece.shape]
-        text = np.frombuffer(("! " * bool(odd) + " ".join(sorted(keys))).encode(), np.uint8)
-        mine[:len(text)] = text
-        every = {bytes(row).rstrip(b"\0").decode() for row in self.comm.all_gather(mine)}
-        if any(keys.startswith("!") for keys in every):
-            raise ValueError("lossynet: the optimizer's state has other shapes than the parameters: expected "
-                             "state_dict() instead of gathered_state_dict()")
-        return max(every, key=len).split()
-
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads ``state_dict()`` of the same rank of as many, before the first step, or
         ``gathered_state_dict()``. Load the model before. ValueError: it does not fit."""
+        self._end_broadcast()
         self._adopt(loads=True)
         self._sum = None
         if "lossynet" in state_dict:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
@@ -63,38 +64,21 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-class _Settings:
-    """The library's settings by name (named.c)."""
-
-    def __init__(self, bucket_elements: Sequence[int], given: dict[str, Any]):
-        sizes = (ctypes.c_size_t * len(bucket_elements))(*bucket_elements)
-        self.named = get("named_open", len(bucket_elements), sizes)
-        if not self.named:
-            raise MemoryError("lossynet: no memory for settings")
-        self._release = weakref.finalize(self, get, "named_close", self.named)
-        known = options()
-        for name in given.keys() - {*known, "workers"}:
-            raise TypeError(f"lossynet: there is no option {name!r}: expected one of {', '.join(known)}")
-        for name, value in given.items():
-            call("named_set", self.named, name.replace("_", "-").encode(), _text(value).encode())
-
-    def get(self, name: str) -> str:
-        return get("named_get", self.named, name.replace("_", "-").encode()).decode()
-
-
-def _address(vector: Any, elements: int, what: str) -> int:
-    """The address of a NumPy array or a tensor on the CPU: `elements` float32 without gaps."""
-    if hasattr(vector, "data_ptr"):
-        fits = (str(vector.dtype) == "torch.float32" and vector.is_contiguous()
-                and vector.device.type == "cpu" and vector.numel() == elements)
-    else:
-        fits = (isinstance(vector, np.ndarray) and vector.dtype == np.float32
-                and vector.flags.c_contiguous and vector.size == elements)
-    if not fits:
+def _array(vector: Any, elements: int, what: str) -> np.ndarray:
+    """A NumPy array or a tensor on the CPU, of `elements` float32 without gaps, as an array."""
+    array = vector
+    if str(getattr(vector, "device", "")) == "cpu" and str(vector.dtype) == "torch.float32":
+        array = vector.detach().numpy()
+    if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.flags.c_contiguous
+            and array.size == elements):
         raise ValueError(f"lossynet: {what}: expected {elements} contiguous float32 in the host's memory, got "
                          f"{type(vector).__name__} {getattr(vector, 'dtype', '')} "
                          f"{tuple(getattr(vector, 'shape', ()))}")
-    return vector.data_ptr() if hasattr(vector, "data_ptr") else vector.ctypes.data
+    return array
+
+
+def _address(vector: Any, elements: int, what: str) -> int:
+    return _array(vector, elements, what).ctypes.data
 
 
 def meet(place: Place, timeout: float = 60) -> World:
@@ -137,20 +121,25 @@ class Comm:
         self.elements = sum(self.buckets)
         world = world or meet(Place.of(rank, ranks, address), timeout)
         self.rank, self.ranks = world.rank, world.ranks
-        handle = ctypes.c_void_p()
-        self._end = weakref.finalize(self, _close, handle, world, os.getpid())  # also at the end of the process
-        self._settings = _Settings(self.buckets, {**given, "workers": world.ranks})
+        sizes, handle = (ctypes.c_size_t * len(self.buckets))(*self.buckets), ctypes.c_void_p()
+        self._named = get("named_open", len(self.buckets), sizes)
+        self._end = weakref.finalize(self, _close, self._named, handle, world, os.getpid())  # also when Python ends
+        known = options()
+        for name in given.keys() - set(known):
+            raise TypeError(f"lossynet: there is no option {name!r}: expected one of {', '.join(known)}")
+        for name, value in {**given, "workers": world.ranks}.items():
+            call("named_set", self._named, name.replace("_", "-").encode(), _text(value).encode())
         for name, place in (tensors or {}).items():
-            call("named_tensor", self._settings.named, name.encode(), place.start, place.stop - place.start)
-        self._rule = Bound(rule, world.rank) if rule is not None else None
+            call("named_tensor", self._named, name.encode(), place.start, place.stop - place.start)
+        self._rule = Bound(rule) if rule is not None else None
         if self._rule:
-            get("named_rule", self._settings.named, ctypes.addressof(self._rule.functions))
+            get("named_rule", self._named, ctypes.addressof(self._rule.functions))
         if shards:
             owned = (ctypes.c_size_t * (len(shards) * self.ranks))(*(size for bucket in shards for size in bucket))
-            get("named_shards", self._settings.named, owned)  # which stays until the comm is open
+            get("named_shards", self._named, owned)  # which stays until the comm is open
         self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
         self._step, self._lossless = 0, False
-        call("open", world, get("named_settings", self._settings.named, world.ranks), ctypes.byref(handle))
+        call("open", world, get("named_settings", self._named, world.ranks), ctypes.byref(handle))
         self._handle = handle
         self._ahead = None  # memory that the library reads
         self._lists: dict[int, Any] = {}
@@ -177,7 +166,7 @@ class Comm:
 
     def option(self, name: str) -> str:
         """The value of an option as text, also where it is a default."""
-        return self._settings.get(name)
+        return get("named_get", self._comm and self._named, name.replace("_", "-").encode()).decode()
 
     @property
     def link(self) -> str:
@@ -230,9 +219,7 @@ class Comm:
 
     def bucket_ready(self, bucket: int) -> None:
         """This rank's vector is final in a bucket. Buckets become ready in ascending order."""
-        get("bucket_ready", self._comm, self.rank, bucket)
-        if self._rule:
-            self._rule.check()
+        self._phase("bucket_ready", self.rank, bucket)
 
     def reduce(self, vector: Any) -> None:
         """GRADIENT phase: this rank's shards of ``vector`` (elements float32, changed in place) become the
@@ -267,11 +254,9 @@ class Comm:
     def broadcast_ahead(self, ahead: Any | None, lead: float) -> None:
         """From now on broadcasts send ``ahead`` (owned elements, float32, in order of buckets) instead of the
         shards; None: the shards again. Its contents must stay until the next ``reduce`` has returned."""
-        self._ahead = None
-        if ahead is not None:
-            count = get("owned_elements", self._comm, self.rank)
-            self._ahead = (ctypes.c_void_p * 1)(_address(ahead, count, "ahead"))
-        get("broadcast_ahead", self._comm, self._ahead, lead)
+        count = get("owned_elements", self._comm, self.rank)
+        self._ahead = None if ahead is None else (ahead, (ctypes.c_void_p * 1)(_address(ahead, count, "ahead")))
+        get("broadcast_ahead", self._comm, self._ahead and self._ahead[1], lead)
 
     # ---- reliable exchanges
 
@@ -285,40 +270,33 @@ class Comm:
         call("gather_fresh", self._comm, self._vectors(vector), _address(fresh, self.elements, "fresh"))
 
     def spread(self, vector: Any) -> None:
-        """Gives every rank rank 0's ``vector``, bucket by bucket. Nothing is lost. Collective."""
-        pointer = ctypes.cast(_address(vector, self.elements, "vector"), ctypes.POINTER(ctypes.c_float))
-        view, offset = np.ctypeslib.as_array(pointer, (self.elements,)), 0
-        for size in self.buckets:
-            self._spread_part(view[offset:offset + size].view(np.uint8))
-            offset += size
+        """Gives every rank rank 0's ``vector``. Nothing is lost. Collective."""
+        self.spread_bytes(_array(vector, self.elements, "vector").reshape(-1).view(np.uint8))
 
     def spread_bytes(self, content: np.ndarray) -> None:
         """The same with an array of uint8 of any length, equal on all ranks."""
         for begin in range(0, len(content), _SPREAD_BYTES):
-            self._spread_part(content[begin:begin + _SPREAD_BYTES])
-
-    def _spread_part(self, part: np.ndarray) -> None:
-        offsets, size = ctypes.c_size_t * (self.ranks + 1), part.nbytes
-        copies = np.tile(part, self.ranks) if self.rank == 0 else part
-        out = offsets(*(size * rank * (self.rank == 0) for rank in range(self.ranks + 1)))
-        call("swap", self._comm, copies.ctypes.data, out, part.ctypes.data, offsets(0, *[size] * self.ranks))
+            part, gives = content[begin:begin + _SPREAD_BYTES], self.rank == 0
+            self._swap(np.tile(part, self.ranks) if gives else part, [part.nbytes * gives] * self.ranks,
+                       part, [part.nbytes, *[0] * (self.ranks - 1)])
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        """A small array of each rank: (ranks, *mine.shape). Reliable. Collective."""
-        return self._gather("all_gather", mine)
-
-    def exchange(self, mine: np.ndarray) -> np.ndarray:
-        """The same, and it carries nothing else: also after a call that ended because another rank waits in another
-        call (``LossynetError.status``), to find out in which. Collective."""
-        offsets = ctypes.c_size_t * (self.ranks + 1)
-        every, each = np.tile(mine, (self.ranks, 1)), offsets(*(rank * mine.nbytes for rank in range(self.ranks + 1)))
-        result = np.empty_like(every)
-        call("swap", self._comm, every.ctypes.data, each, result.ctypes.data, each)
+        """A small array of each rank: (ranks, *mine.shape). Nothing is lost. It also works after a call that ended
+        because another rank waits in another one (``LossynetError.status``), to find out in which. Collective."""
+        result = np.empty((self.ranks, *mine.shape), mine.dtype)
+        self._swap(np.tile(mine.reshape(-1), self.ranks), [mine.nbytes] * self.ranks, result, [mine.nbytes] * self.ranks)
         return result
+
+    def _swap(self, gives: np.ndarray, given: list[int], takes: np.ndarray, taken: list[int]) -> None:
+        """given: bytes for each rank, which lie in gives one after the other; taken: from each rank."""
+        offsets = [(ctypes.c_size_t * (self.ranks + 1))(0, *itertools.accumulate(sizes)) for sizes in (given, taken)]
+        call("swap", self._comm, gives.ctypes.data, offsets[0], takes.ctypes.data, offsets[1])
 
     def pulse(self, mine: np.ndarray) -> np.ndarray:
         """The all_gather that a step makes once; it carries the step's measurements. Collective."""
-        return self._gather("pulse", mine)
+        result = np.empty((self.ranks, *mine.shape), mine.dtype)
+        call("pulse", self._comm, mine.ctypes.data, result.ctypes.data, mine.nbytes)
+        return result
 
     def not_finite(self) -> NotFinite | None:
         """What the last pulse told of numbers that no receiver takes, the same on every rank: the first rank that
@@ -326,12 +304,6 @@ class Comm:
         Such a step should be made without an update; the next one goes on."""
         found = NotFinite()
         return found if get("is_not_finite", self._comm, found) else None
-
-    def _gather(self, name: str, mine: np.ndarray) -> np.ndarray:
-        mine = np.ascontiguousarray(mine)
-        everything = np.empty((self.ranks, *mine.shape), mine.dtype)
-        call(name, self._comm, mine.ctypes.data, everything.ctypes.data, mine.nbytes)
-        return everything
 
     # ---- accounting
 
@@ -343,7 +315,7 @@ class Comm:
         return _counters(counters)
 
     def report_begin(self, step: int, vector: Any) -> None:
-        """Measures the step whose broadcast has ended; ``report_end`` computes. A gather or pulse in between
+        """Measures the step whose broadcast has ended; ``report_end`` computes. A pulse in between
         carries the measurements. Collective."""
         call("report_begin", self._comm, step, self._vectors(vector))
 
@@ -388,11 +360,12 @@ def _counters(counters: Counters) -> dict[str, Any]:
             "resent": list(counters.resent), **dict(zip(EVENT_NAMES, counters.network))}
 
 
-def _close(handle: ctypes.c_void_p, world: World, process: int) -> None:
+def _close(named: int, handle: ctypes.c_void_p, world: World, process: int) -> None:
     if os.getpid() != process:
         return  # in a forked process, such as a DataLoader's worker: the comm is the parent's
     if handle:
         get("close", handle)
         handle.value = None
+    get("named_close", named)
     get("rendezvous_close", world)
     tell()

@@ -59,37 +59,39 @@ class _Part(ctypes.Structure):
                 ("count", c_size_t), ("packet", c_size_t), ("packets", c_size_t)]
 
 
-_SEND = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p)
-_AVERAGE = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), POINTER(c_void_p), c_void_p, c_void_p, c_void_p)
-_RECEIVE = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p, c_void_p)
-_RELIABLE = ctypes.CFUNCTYPE(c_bool, c_void_p, c_int, c_uint64, c_uint64, c_double)
+_CALLBACKS = {
+    "send": ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p),
+    "average": ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), POINTER(c_void_p), c_void_p, c_void_p, c_void_p),
+    "receive": ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p, c_void_p),
+    "reliable": ctypes.CFUNCTYPE(c_bool, c_void_p, c_int, c_uint64, c_uint64, c_double)}
 
 
 class Functions(ctypes.Structure):
     """struct lossynet_rule."""
-    _fields_ = [("size", c_size_t), ("context", c_void_p), ("send", _SEND), ("average", _AVERAGE),
-                ("receive", _RECEIVE), ("reliable", _RELIABLE)]
+    _fields_ = [("size", c_size_t), ("context", c_void_p), *_CALLBACKS.items()]
+
+
+def _view(address: int, count: int, kind: type) -> np.ndarray:
+    """Memory of the library as an array."""
+    return np.frombuffer((kind * count).from_address(address), kind)
+
+
+def _part(pointer: Any) -> Part:
+    p = pointer.contents
+    return Part(p.step, p.workers, p.owner, p.bucket, slice(p.offset, p.offset + p.count), p.packet, p.packets)
 
 
 class Bound:
     """A rule as the library calls it. It must live as long as the comm."""
 
-    def __init__(self, rule: Rule, rank: int):
+    def __init__(self, rule: Rule):
         if not isinstance(rule, Rule):
             raise TypeError(f"lossynet: rule={rule!r}: expected an object of a subclass of lossynet.Rule")
-        self.rule, self._rank = rule, rank
-        self.failed: BaseException | None = None
-        self._views: dict[tuple[int, int, type], np.ndarray] = {}
-        self._parts: dict[tuple[int, int], Part] = {}
-        self.has = {name for name in ("send", "average", "receive", "reliable")
-                    if getattr(type(rule), name) is not getattr(Rule, name)}
+        self.rule, self.failed = rule, None
+        self.has = {name for name in _CALLBACKS if getattr(type(rule), name) is not getattr(Rule, name)}
         self.functions = Functions(size=ctypes.sizeof(Functions))
-        if "send" in self.has:
-            self.functions.send = _SEND(self._guard(self._send))
-        if "average" in self.has:
-            self.functions.average = _AVERAGE(self._guard(self._average))
-        if "receive" in self.has:
-            self.functions.receive = _RECEIVE(self._guard(self._receive))
+        for name in self.has - {"reliable"}:  # Comm asks that before each phase
+            setattr(self.functions, name, _CALLBACKS[name](self._guard(getattr(self, f"_{name}"))))
 
     def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
         """An exception cannot pass through the library: it is kept for ``check``."""
@@ -106,42 +108,19 @@ class Bound:
             error, self.failed = self.failed, None
             raise error
 
-    def _view(self, address: int, count: int, kind: type) -> np.ndarray:
-        """Memory of the library, which stays where it is, as an array."""
-        view = self._views.get((address, count, kind))
-        if view is None:
-            if len(self._views) > 4096:  # a program that gives other vectors in each step
-                self._views.clear()
-            view = np.frombuffer((kind * count).from_address(address), kind)
-            self._views[address, count, kind] = view
-        return view
-
-    def _part(self, pointer: Any) -> Part:
-        p = pointer.contents
-        part = self._parts.get((p.owner, p.bucket))
-        if part is None:
-            part = Part(0, p.workers, p.owner, p.bucket, slice(p.offset, p.offset + p.count), p.packet, p.packets)
-            self._parts[p.owner, p.bucket] = part
-        return part._replace(step=p.step)
-
     def _send(self, _context: Any, pointer: Any, worker: int, values: int) -> None:
-        part = self._part(pointer)
-        self.rule.send(part, worker, self._view(values, part.count, c_float))
+        part = _part(pointer)
+        self.rule.send(part, worker, _view(values, part.count, c_float))
 
     def _average(self, _context: Any, pointer: Any, gradients: Any, arrived: int, carried: int, average: int) -> None:
-        part = self._part(pointer)
+        part = _part(pointer)
         shape = part.workers, part.packets
-        came = self._view(arrived, shape[0] * shape[1], c_uint8).reshape(shape).astype(bool)
-        whole = came.all(axis=1)
-        matrix = np.empty((part.workers, part.count), np.float32)
-        for sender in range(part.workers):
-            matrix[sender] = self._view(gradients[sender], part.count, c_float)
-            if not whole[sender]:
-                matrix[sender][~part.spread(came[sender])] = 0
-        self._view(average, part.count, c_float)[:] = self.rule.average(
-            part, matrix, came, self._view(carried, shape[0] * shape[1], c_float).reshape(shape))
+        came = _view(arrived, shape[0] * shape[1], c_uint8).reshape(shape).astype(bool)
+        matrix = np.stack([_view(gradients[sender], part.count, c_float) for sender in range(part.workers)])
+        matrix[~part.spread(came)] = 0
+        _view(average, part.count, c_float)[:] = self.rule.average(
+            part, matrix, came, _view(carried, shape[0] * shape[1], c_float).reshape(shape))
 
     def _receive(self, _context: Any, pointer: Any, worker: int, age: int, values: int) -> None:
-        part = self._part(pointer)
-        self.rule.receive(part, worker, self._view(values, part.count, c_float),
-                          self._view(age, part.packets, c_uint32))
+        part = _part(pointer)
+        self.rule.receive(part, worker, _view(values, part.count, c_float), _view(age, part.packets, c_uint32))

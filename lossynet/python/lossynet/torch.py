@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +41,8 @@ from ._library import LossynetError, NotFinite, get
 from .comm import Comm, Place, gather_at_start, meet, options
 from .rule import Rule
 
-_STEP, _AVERAGE, _ANEW = 1, 2, 3  # why a rank ends a gradient phase
 _NAME_BYTES = 64
+_LOOKS = "a look at p.grad"  # how the names of calls begin that need the averages on all ranks
 
 
 class _Entry:
@@ -53,13 +55,28 @@ class _Entry:
         self.direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
         self.words = f"parameter {name}" if name else f"a parameter of shape {tuple(parameter.shape)}"
         self.final = False  # its gradient of this step is with the library
-        self.sent: _touch.Sent | None = None  # what p.grad is then
+        self.sent: torch.Tensor | None = None  # p.grad whose elements are in the vector
         self.value: torch.Tensor  # its part of the vector of parameters, and of gradients
         self.gradient: torch.Tensor
-        self.where: tuple[int, tuple[int, ...]]  # address and strides of the value
         self.uses = 0  # of the value's memory
         self.version = 0  # of the parameter, when it was last like the value
         self.pieces: list[tuple[slice, torch.nn.Parameter]] = []  # what this rank owns of it: one or none
+
+    def check(self) -> None:
+        """Raises RuntimeError if the script has converted the parameter."""
+        now = self.parameter
+        if now.dtype != self.dtype or now.device != self.device or now.shape != self.value.shape or \
+                (self.direct and now.stride() != self.value.stride()):
+            raise RuntimeError(f"lossynet: {self.words} is {now.dtype} {tuple(now.shape)} on {now.device} with strides "
+                               f"{now.stride()} now: expected model.to(...) before ShardedOptimizer is made")
+
+
+class _Said(NamedTuple):
+    """What ranks have told each other, put together."""
+    squares: float  # the square of the averaged gradient's norm
+    used: np.ndarray  # of each entry, whether any rank has a gradient
+    moving: bool  # a buffer has changed on any rank
+    looking: bool  # a rank needs the averages of all gradients
 
 
 class _NoState(defaultdict):
@@ -109,7 +126,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if shard not in ("element", "parameter"):
             raise ValueError(f'lossynet: shard={shard!r}: expected "element" or "parameter"')
         whole, place = shard == "parameter", Place.of(rank, ranks, address)
-        _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole)
+        self._state_names = _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole)
         buckets, shards = self._lay_out(buckets, int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
         self._entries, sizes = self._entries_of(buckets)
         self._of = {id(entry.parameter): entry for entry in self._entries}
@@ -128,7 +145,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise
         names = {entry.name or f"{number}": entry.place for number, entry in enumerate(self._entries)}
         self.comm = Comm(sizes, world=world, rule=rule, tensors=names, shards=shards, **given)
-        self._transforms = rule is not None and type(rule).send is not Rule.send
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
         self._process = os.getpid()
@@ -143,22 +159,19 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._sending = False  # parameters, while the script goes on
         self._sum: int | None = None  # of the parameters as the last of the first steps left them
         self._next = 0  # the first bucket that has not been sent in this step
-        self._witness: _Entry | None = None  # whose gradient was the first to become final
-        self._of_bucket: list[list[_Entry]] = [[] for _ in sizes]
-        for entry in self._entries:
-            self._of_bucket[entry.bucket].append(entry)
-        self._unready = [len(entries) for entries in self._of_bucket]
+        self._of_bucket = [[entry for entry in self._entries if entry.bucket == each] for each in range(len(sizes))]
         self._arriving = [False] * len(sizes)
         self._hooked = self._overlaps = False  # a module has called hooks since the last step; before it
         self._modules: dict[torch.nn.Module, list[int]] = {}  # the buckets that a module waits for
         self._root: torch.nn.Module | None = None  # whose forward passes count for buffers
         self._fresh = self._syncs = True  # no such pass has been made since buffers came; its buffers come from rank 0
-        self._hooks = [entry.parameter.register_post_accumulate_grad_hook(self._gradient_final)
-                       for entry in self._entries]
-        self._hooks.append(register_module_forward_pre_hook(self._before_forward))
-        _touch.OWNERS.update((id(entry.parameter), self) for entry in self._entries)
+        self._hooks = [register_module_forward_pre_hook(self._before_forward)]
+        for entry in self._entries:
+            self._hooks += (entry.parameter.register_hook(functools.partial(self._gradient_comes, entry)),
+                            entry.parameter.register_post_accumulate_grad_hook(self._gradient_final))
+            _touch.OWNERS[id(entry.parameter)] = self
         self.state = _NoState(dict)
-        self._others.spread(self.comm, self._others.frozen)
+        self._others.spread(self.comm, self._others.parameters)
         if model is not None:
             self._cover(model)
 
@@ -213,15 +226,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise ValueError(f"lossynet: parameters on {sorted(map(str, devices))}: expected the CPU, or one GPU "
                              "per rank")
         self._stream = torch.cuda.Stream(next(iter(devices))) if devices else None
-        self._host = {"dtype": torch.float32, "device": "cpu", "pin_memory": self._stream is not None}
-        self._values, self._gradients = torch.empty(elements, **self._host), torch.zeros(elements, **self._host)
-        self._ahead: tuple[torch.Tensor, torch.Tensor] | None = None  # in the host's memory, and at the masters
+        host = {"dtype": torch.float32, "device": "cpu", "pin_memory": self._stream is not None}
+        self._values, self._gradients = torch.empty(elements, **host), torch.zeros(elements, **host)
         memory = self._values.numpy()
         for entry in self._entries:
             shape = entry.parameter.shape
             # The storage is the parameter's own: safetensors saves storages, and others compare them.
             entry.value = torch.from_numpy(memory[entry.place]).view(shape)
-            entry.where = entry.value.data_ptr(), entry.value.stride()
             entry.gradient = self._gradients[entry.place].view(shape)
             entry.value.copy_(entry.parameter.detach())
         self.comm.spread(self._values)
@@ -233,9 +244,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 entry.parameter.data.copy_(entry.value)
             entry.version, entry.uses = entry.parameter._version, _uses(entry.value)
         self._owned = [shard for shard in self.comm.owned() if shard.stop > shard.start]
-        device = _device_of_masters(devices, sum(shard.stop - shard.start for shard in self._owned))
+        owned = sum(shard.stop - shard.start for shard in self._owned)
+        device = _device_of_masters(devices, owned)
         self._masters = [(shard, _there(self._values[shard], device), _there(self._gradients[shard], device))
                          for shard in self._owned]  # and their gradients: views of the vectors, or copies on a GPU
+        self._ahead = torch.empty(owned, dtype=torch.float32, device=device)
 
     def _optimizer_of_shards(self, optimizer_class: type[torch.optim.Optimizer], keywords: dict[str, Any],
                              whole: bool) -> torch.optim.Optimizer:
@@ -277,60 +290,35 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         finally:
             self._sync = before
 
+    def _gradient_comes(self, entry: _Entry, _gradient: torch.Tensor) -> None:
+        """Autograd calls this before it adds to a parameter's gradient. If that has left already, it becomes the
+        average of all ranks, as DistributedDataParallel leaves it."""
+        if entry.final:
+            logging.getLogger("lossynet").info("lossynet: another backward() before step(): from now on gradients "
+                                               "leave in step(); optimizer.no_sync() around all but the last is faster")
+            self._average()
+            self._late = True
+
     def _gradient_final(self, parameter: torch.nn.Parameter) -> None:
         """Autograd calls this when it has added a parameter's gradient."""
         entry = self._of[id(parameter)]
         if parameter.grad.is_sparse:
             raise RuntimeError(f"lossynet: {entry.words} has a sparse gradient: expected a dense one: sparse=False "
                                "in nn.Embedding")
-        if parameter.dtype != entry.dtype or parameter.device != entry.device:
-            self._refuse_conversion(entry)
+        entry.check()
         if getattr(parameter.grad, "spent", False):
             return  # that of an earlier step, to which backward() has added: step() refuses
-        if self._begun and (entry.final or self._is_dropped()):
-            self._start_anew()
         self._averaged, self._unsent = False, not self._sync
-        if entry.direct:
+        entry.final = self._sync and not self._late
+        if entry.final and not self._begun:
+            self._begin()
+        if entry.final or entry.direct:
             self._collect(entry)
-        if not self._sync:
-            return
-        if not self._late:
-            if not self._begun:
-                self._begin()
-            if not entry.direct:
-                self._collect(entry)
-            entry.final = True
-            self._witness = self._witness or entry
-        if parameter.grad is not entry.sent:
-            entry.sent = _touch.sent(parameter.grad, parameter, self._touched)
-            parameter.grad = entry.sent
+        if self._sync and not isinstance(parameter.grad, _touch.Sent):
+            parameter.grad = _touch.sent(parameter.grad, parameter, self._touched)
+        entry.sent = parameter.grad
         if entry.final:
-            self._unready[entry.bucket] -= 1
             self._send(wait=False)
-
-    def _is_dropped(self) -> bool:
-        """Whether the script has done zero_grad() since gradients have left."""
-        return self._witness is not None and self._witness.parameter.grad is not self._witness.sent
-
-    def _start_anew(self) -> None:
-        """Another backward() before step(): what has left does not count. From now on gradients leave in step()."""
-        if self._transforms and not self._is_dropped():
-            raise RuntimeError("lossynet: a rule has changed what this backward() adds to (Rule.send): expected "
-                               "optimizer.no_sync() around all but the last backward() of a step")
-        kept = None if self._is_dropped() else self._gradients.clone()
-        self._reduce(_ANEW)
-        if kept is not None:
-            self._gradients.copy_(kept)
-        logging.getLogger("lossynet").info("lossynet: a backward() is not followed by step(): from now on gradients "
-                                           "leave in step(); optimizer.no_sync() around all but the last is faster")
-        self._late = True
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients: the step starts anew."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad = None if set_to_none else torch.zeros_like(parameter)
 
     def _touched(self, gradient: _touch.Sent) -> torch.Tensor:
         """A script uses p.grad: from now on it is the average of all ranks. Returns it."""
@@ -342,8 +330,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                    "before ShardedOptimizer is made, or Tensor.register_hook")
             self._average()
         if entry.sent is not gradient or parameter.grad is None or parameter.grad is gradient:
-            raise RuntimeError("lossynet: a gradient from before zero_grad() or step() is used: expected "
-                               "p.grad.clone() before, and the use of p.grad before step()")
+            raise RuntimeError("lossynet: a gradient from before step() or zero_grad() is used: expected its use, or "
+                               "p.grad.clone(), before, and optimizer.zero_grad() between step() and backward()")
         return parameter.grad
 
     @torch.no_grad()
@@ -352,35 +340,30 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         gradient = entry.parameter.grad
         if gradient is None:
             entry.gradient.zero_()
-        elif gradient is entry.gradient or (entry.direct and gradient is entry.sent):
+        elif entry.direct and (gradient is entry.gradient or gradient is entry.sent):
             pass  # autograd has added to it in place
         elif entry.direct:
             entry.gradient.copy_(gradient)
             entry.parameter.grad = entry.gradient
         else:
-            with torch._C.DisableTorchFunctionSubclass():  # it may be a Sent
-                self._copy_to_host(entry, gradient)
-
-    def _copy_to_host(self, entry: _Entry, gradient: torch.Tensor) -> None:
-        if not self._stream:
-            entry.gradient.copy_(gradient)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            entry.gradient.copy_(gradient, non_blocking=True)
-        gradient.record_stream(self._stream)
-        self._events[entry.bucket] = self._stream.record_event()
+            if self._stream:
+                self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            with torch._C.DisableTorchFunctionSubclass(), torch.cuda.stream(self._stream):  # None: does nothing
+                entry.gradient.copy_(gradient, non_blocking=True)
+                if self._stream:
+                    gradient.record_stream(self._stream)
+                    self._events[entry.bucket] = self._stream.record_event()
 
     def _begin(self) -> None:
         if self._step_begun != self._steps:
             self.comm.step_begin(self._steps)
             self._step_begun = self._steps
         self.comm.reduce_begin(self._gradients)
-        self._begun, self._next, self._events, self._witness = True, 0, {}, None
+        self._begun, self._next, self._events = True, 0, {}
 
     def _send(self, wait: bool) -> None:
         """Lets buckets leave that are final and in the host's memory."""
-        while self._next < len(self._unready) and not self._unready[self._next]:
+        while self._next < len(self._of_bucket) and all(entry.final for entry in self._of_bucket[self._next]):
             event = self._events.get(self._next)
             if event is not None and not wait and not event.query():
                 return
@@ -404,10 +387,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_script()
-        every = self._gradients_of_step()
-        norm = math.sqrt(every["squares"].sum())
-        used = every["used"].any(axis=0)
-        failed = used.any() and (self._not_finite or not math.isfinite(norm))
+        said = self._gradients_of_step()
+        norm = math.sqrt(said.squares)
+        failed = said.used.any() and (self._not_finite or not math.isfinite(norm))
         self._end_gradients(keep=not failed)
         if failed:
             raise FloatingPointError(f"lossynet: step {self._steps}: {self._not_finite or f'the norm is {norm}'}: "
@@ -415,12 +397,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                      "that catches this on every rank can go on")
         self._norm = self.comm.norm = norm
         self._adopt()
-        if self._sum is not None and self._sum != self._checksum():
+        if self._sum not in (None, self._checksum()):
             self._overlap = False  # the script writes parameters outside step(), perhaps while they would be sent
         self._sum = None
-        self._update(norm, used)
-        self._others.moving |= every["changed"].any(axis=0)
-        self._others.send(self.comm, self._others.moving)
+        self._update(norm, said.used)
+        self._others.moving |= said.moving
+        if self._others.moving:
+            self._others.send(self.comm)
         self._fresh, self._broadcasting = True, True
         self._steps += 1
         self._begin_broadcast()
@@ -442,31 +425,22 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise RuntimeError("lossynet: the last backward() before step() was within no_sync(): expected it outside, "
                                "so that its gradients are averaged")
 
-    def _gradients_of_step(self) -> dict[str, np.ndarray]:
-        """Lets the gradients of this step be averaged at their owners, and returns the records of all ranks."""
-        changed = {entry: entry.parameter.grad for entry in self._entries if entry.sent is not None
-                   and entry.parameter.grad is not None and entry.parameter.grad is not entry.sent}
-        if changed and not self._averaged:  # p.grad was replaced, as after an all-reduce it may be
-            self._average()
-            for entry, gradient in changed.items():
-                entry.parameter.grad = gradient
+    def _gradients_of_step(self) -> _Said:
+        """Lets the gradients of this step be averaged at their owners."""
+        if not self._averaged and any(entry.sent is not None and entry.parameter.grad is not entry.sent
+                                      for entry in self._entries):
+            self._average()  # p.grad was replaced or dropped, as after an all-reduce it may be
         if not self._averaged:
-            every = self._reduce(_STEP)
-            if not (every["why"] == _AVERAGE).any():
-                return every
-            self._share_gradients(every)  # another rank looks at them
+            said = self._reduce(f"step() {self._steps}")
+            if not said.looking:
+                return said
+            self._share_gradients(said.used)
         for entry in self._entries:
             if entry.pieces:
-                self._collect_averaged(entry)
+                self._collect(entry)
+        if self._stream:
+            self._stream.synchronize()
         return self._agree(f"step() {self._steps}")
-
-    @torch.no_grad()
-    def _collect_averaged(self, entry: _Entry) -> None:
-        gradient = entry.parameter.grad
-        if gradient is None:
-            entry.gradient.zero_()
-        else:
-            entry.gradient.copy_(gradient)
 
     def _end_gradients(self, keep: bool) -> None:
         """p.grad is then of no use: whoever uses it, or adds to it, is told so. keep: it was that of a step."""
@@ -482,79 +456,63 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     # ---- what ranks tell each other
 
-    def _record(self, why: int) -> np.ndarray:
-        """One rank's part of ``_read``: why it is here, and what its gradients are like."""
+    def _exchange(self, name: str, function: Callable[[np.ndarray], np.ndarray]) -> _Said:
+        """All ranks say where they are, and what their gradients are like. LossynetError: they are not in the same
+        collective call, other than step() beside another use of its gradients."""
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
-        bits = [entry.parameter.grad is not None for entry in self._entries]
-        checks = self._steps < _model.CHECKED_STEPS
-        bits += self._others.changed(checks) if why == _STEP else [False] * len(self._others.units)
-        numbers = np.array([squares, why, self._steps], np.float64).tobytes()
-        return np.concatenate([np.frombuffer(numbers, np.uint8), np.packbits(bits)])
+        bits = [self._others.changed(self._steps < _model.CHECKED_STEPS),
+                *(entry.parameter.grad is not None for entry in self._entries)]
+        text = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES) + struct.pack("d", squares)
+        every = function(np.concatenate([np.frombuffer(text, np.uint8), np.packbits(bits)]))
+        names = [bytes(row[:_NAME_BYTES]).decode(errors="replace").strip() for row in every]
+        if len(set(names)) > 1 and function == self.comm.all_gather:
+            raise _elsewhere(names)
+        bits = np.unpackbits(every[:, _NAME_BYTES + 8:], axis=1, count=len(bits)).any(axis=0)
+        squares = sum(struct.unpack("d", row[_NAME_BYTES:_NAME_BYTES + 8])[0] for row in every)
+        return _Said(squares, bits[1:], bits[0], any(each.startswith(_LOOKS) for each in names))
 
-    def _read(self, every: np.ndarray) -> dict[str, np.ndarray]:
-        numbers = np.ascontiguousarray(every[:, :24]).view(np.float64)
-        bits, count = np.unpackbits(every[:, 24:], axis=1).astype(bool), len(self._entries)
-        return {"squares": numbers[:, 0], "why": numbers[:, 1].astype(int), "steps": numbers[:, 2].astype(int),
-                "used": bits[:, :count], "changed": bits[:, count:count + len(self._others.units)]}
+    def _agree(self, name: str) -> _Said:
+        return self._exchange(name, self.comm.all_gather)
 
-    def _reduce(self, why: int) -> dict[str, np.ndarray]:
-        """Ends the gradient phase. All ranks must do so for reasons that go together."""
+    def _reduce(self, name: str) -> _Said:
+        """Ends the gradient phase. Collective."""
         if not self._begun:
             self._begin()
-        for entry in self._entries if why != _ANEW else ():
+        for entry in self._entries:
             if not entry.final:
                 self._collect(entry)
-        self._unready = [0] * len(self._unready)
+            entry.final = True
         self._send(wait=True)
         self._end_broadcast()
         if self._broadcasting:
             self.comm.report_begin(self._steps - 1, self._values)
-        self._together(why, self.comm.reduce, self._gradients)
-        every = self._read(self._together(why, self.comm.pulse, self._record(why)))
+        try:
+            self.comm.reduce(self._gradients)
+            said = self._exchange(name, self.comm.pulse)
+        except LossynetError as error:
+            if error.status == "another rank waits in another collective call":
+                self._agree(name)  # they tell each other where they are
+            raise
         self._not_finite = self.comm.not_finite()
         if self._broadcasting:
             self._keep_report(self.comm.report_end())
         self._begun = self._broadcasting = False
-        self._unready = [len(entries) for entries in self._of_bucket]
         for entry in self._entries:
             entry.final = False
-        if _ANEW in every["why"] and (every["why"] != _ANEW).any():
-            raise _elsewhere([self._place(*pair) for pair in zip(every["why"], every["steps"])])
-        return every
-
-    def _place(self, why: int, step: int) -> str:
-        return {_STEP: f"step() {step}", _AVERAGE: f"p.grad of step {step}, which it reads or changes",
-                _ANEW: f"another backward() without step() {step}"}[int(why)]
-
-    def _together(self, why: int, function: Callable[..., Any], *given: Any) -> Any:
-        try:
-            return function(*given)
-        except LossynetError as error:
-            if error.status == "another rank waits in another collective call":
-                self._agree(self._place(why, self._steps))  # they tell each other where they are
-            raise
-
-    def _agree(self, name: str) -> dict[str, np.ndarray]:
-        """All ranks say which collective call they are in. LossynetError: they are not in the same one."""
-        text = np.frombuffer(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), np.uint8)
-        every = self.comm.exchange(np.concatenate([text, self._record(_STEP)]))
-        names = [bytes(row[:_NAME_BYTES]).decode(errors="replace").strip() for row in every]
-        if len(set(names)) > 1:
-            raise _elsewhere(names)
-        return self._read(every[:, _NAME_BYTES:])
+        return said
 
     def _average(self) -> None:
         """Gradients become the average of all ranks, on every rank, as DistributedDataParallel leaves them."""
-        self._share_gradients(self._reduce(_AVERAGE))
+        self._share_gradients(self._reduce(f"{_LOOKS} of step {self._steps}, or another backward()").used)
 
     @torch.no_grad()
-    def _share_gradients(self, every: dict[str, np.ndarray]) -> None:
+    def _share_gradients(self, used: np.ndarray) -> None:
         fresh = torch.empty_like(self._gradients)
         self.comm.gather_fresh(self._gradients, fresh)
         if self._not_finite and not self._not_finite.phase:
             fresh[self._not_finite.element] = self._not_finite.value  # its owner has not received it
-        for entry, used in zip(self._entries, every["used"].any(axis=0)):
-            if used:
+        for entry in itertools.compress(self._entries, used):
+            if entry.parameter.grad is entry.sent:  # the script has not replaced or dropped it
                 gradient = fresh[entry.place].view(entry.parameter.shape)
                 entry.parameter.grad = gradient if entry.direct else gradient.to(entry.device, entry.dtype)
         self._averaged = True
@@ -566,36 +524,19 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Takes what the script has put in the place of a parameter's memory. loads: also what it has put into
         parameters that have a master elsewhere."""
         for entry in self._entries:
+            entry.check()
             parameter = entry.parameter
-            if parameter.dtype != entry.dtype or parameter.device != entry.device or \
-                    parameter.shape != entry.value.shape:
-                self._refuse_conversion(entry)
-            address, strides = entry.where
-            if entry.direct and parameter.stride() != strides:
-                raise RuntimeError(f"lossynet: {entry.words} has other strides than before: expected "
-                                   "model.to(memory_format=...) before ShardedOptimizer is made")
-            if not entry.direct:
-                self._adopt_copy(entry, loads)
-            elif parameter.data_ptr() != address:
+            if entry.direct and parameter.data_ptr() != entry.value.data_ptr():
                 entry.value.copy_(parameter)
                 parameter.data = entry.value
-
-    def _refuse_conversion(self, entry: _Entry) -> None:
-        now = entry.parameter
-        raise RuntimeError(f"lossynet: {entry.words} is {now.dtype} {tuple(now.shape)} on {now.device} now: expected "
-                           "model.to(...) before ShardedOptimizer is made")
-
-    def _adopt_copy(self, entry: _Entry, loads: bool) -> None:
-        parameter = entry.parameter
-        if entry.device.type != "cpu" and parameter._version == entry.version:
-            return
-        if not loads and not torch.equal(parameter.to("cpu"), entry.value.to(entry.dtype)):
-            raise RuntimeError(f"lossynet: {entry.words}, {entry.dtype} on {entry.device}, was written, but step() "
-                               "trains its float32 master: expected weights to be loaded before "
-                               "ShardedOptimizer is made, or optimizer.load_state_dict() after them")
-        if loads:
-            entry.value.copy_(parameter)
-        entry.version = parameter._version
+            elif not entry.direct and (entry.device.type == "cpu" or parameter._version != entry.version):
+                if loads:
+                    entry.value.copy_(parameter)
+                elif not torch.equal(parameter.to("cpu"), entry.value.to(entry.dtype)):
+                    raise RuntimeError(f"lossynet: {entry.words}, {entry.dtype} on {entry.device}, was written, but "
+                                       "step() trains its float32 master: expected weights to be loaded before "
+                                       "ShardedOptimizer is made, or optimizer.load_state_dict() after them")
+                entry.version = parameter._version
 
     def _checksum(self) -> int:
         return int(self._values.view(torch.int32).sum(dtype=torch.int64))
@@ -638,11 +579,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         for shard, _, gradients in self._masters:
             _bring(self._gradients[shard], gradients)
         lead = self.comm.lead() if self._masters else 0.0
-        if lead and self._ahead is None:
-            ahead = torch.empty(sum(len(values) for _, values, _ in self._masters), **self._host)
-            self._ahead = ahead, _there(ahead, self._masters[0][1].device)
+        masters = [values for _, values, _ in self._masters]
         if lead:
-            torch.cat([values for _, values, _ in self._masters], out=self._ahead[1])
+            torch.cat(masters, out=self._ahead)
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):
             shards.update(_model.settings(group))
         idle = [(piece, piece.grad) for entry, each in zip(self._entries, used) if not each
@@ -655,11 +594,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         for shard, values, _ in self._masters:
             _bring(values, self._values[shard])
         if lead:  # old + (1 + lead) (new - old)
-            parts = self._ahead[1].split([len(values) for _, values, _ in self._masters])
-            for part, (_, values, _) in zip(parts, self._masters):
-                part.lerp_(values, 1 + lead)
-            _bring(self._ahead[1], self._ahead[0])
-        self.comm.broadcast_ahead(self._ahead[0] if lead else None, lead)
+            for ahead, values in zip(self._ahead.split([len(values) for values in masters]), masters):
+                ahead.lerp_(values, 1 + lead)
+        self.comm.broadcast_ahead(self._ahead.cpu() if lead else None, lead)
 
     # ---- forward
 
@@ -684,21 +621,21 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """As DistributedDataParallel, gives all ranks rank 0's buffers before a forward pass. Those that change were
         sent by step(); further passes of a step send them again, except within no_sync()."""
         sends = self._syncs and not self._fresh and torch.is_grad_enabled()
-        moving = self._others.moving if self._steps else np.ones(len(self._others.units), bool)
         self._syncs, self._fresh = torch.is_grad_enabled() and self._sync, False
-        if sends and moving.any():
+        if sends and self._others.may_move(self._steps):
             self._end_broadcast()
             if self._begun:
-                self._start_anew()
+                self._average()
+                self._late = True
             self._agree(f"a forward pass of step {self._steps}")
-            self._others.send(self.comm, moving)
+            self._others.send(self.comm)
         self._others.show()
 
     def _cover(self, module: torch.nn.Module) -> None:
         """Takes what is not trained of a module from rank 0, too. Collective."""
         self._root = self._root or module
         new = self._others.cover(module)
-        _model.same_model(lambda mine: [bytes(each) for each in self.comm.exchange(np.frombuffer(mine, np.uint8))],
+        _model.same_model(lambda mine: [bytes(each) for each in self.comm.all_gather(np.frombuffer(mine, np.uint8))],
                           self.comm.rank, new)
         self._others.spread(self.comm, new)
 
@@ -759,9 +696,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _rest(self, name: str) -> None:
         """Ends what goes on in the background, before a collective call that is no part of a step."""
-        if self._begun and self._is_dropped():
-            self._reduce(_ANEW)
-        elif self._begun:
+        if self._begun:
             self._average()
         self._agree(name)
         if self._broadcasting:
@@ -788,11 +723,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Within, the parameters hold the model, the owners' values, instead of this rank's replica: to
         evaluate or save it. It takes the memory of two vectors. Collective."""
         self._rest("model()")
-        fresh = torch.empty_like(self._values)
+        fresh, replica = torch.empty_like(self._values), self._values.clone()
         self.comm.gather_fresh(self._values, fresh)
-        replica = self._values.clone()
         self._show(fresh)
-        del fresh
         try:
             yield
         finally:
