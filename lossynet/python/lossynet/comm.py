@@ -144,7 +144,7 @@ class Comm:
         self._ahead = None  # memory that the library reads
         self._lists: dict[int, Any] = {}
         self._measures_lead, self._look_ahead = self.option("lead") == "auto", float(self.option("look_ahead"))
-        get("error_feedback_share", handle, float(self.option("carry").replace("auto", "1")))
+        self.carry(True)
 
     def close(self) -> None:
         """Leaves the other ranks. The comm is then of no use."""
@@ -245,6 +245,12 @@ class Comm:
     def broadcast_end(self) -> None:
         """Ends what ``broadcast_begin`` began, if anything. Collective."""
         self._phase("broadcast_end")
+
+    def carry(self, on: bool) -> None:
+        """Whether the next ``reduce`` adds what was lost of earlier gradients (option ``carry``). A gradient that was
+        not finite was lost, and the next step should be made without it: False then. The same on all ranks."""
+        share = float(self.option("carry").replace("auto", "1"))
+        get("error_feedback_share", self._comm, share if on else 0.0)
 
     def lead(self) -> float:
         """How many steps ahead of the model owners should broadcast (options ``lead``, ``look_ahead``)."""

@@ -494,6 +494,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 self._agree(name)  # they tell each other where they are
             raise
         self._not_finite = self.comm.not_finite()
+        self.comm.carry(self._not_finite is None)
         if self._broadcasting:
             self._keep_report(self.comm.report_end())
         self._begun = self._broadcasting = False
