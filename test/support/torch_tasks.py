@@ -226,7 +226,7 @@ def bf16_and_compile(rank, _ranks):
     optimizer.synchronize()
     moved = difference([p.float() for p in model.parameters()], [p.float() for p in before])
     masters = max((piece.detach() - piece.detach().bfloat16().float()).abs().max().item()
-                  for entry in optimizer._entries for _, piece in entry.pieces)
+                  for entry in optimizer._entries for _, piece, _ in entry.pieces)
     sums = [float(p.detach().double().sum()) for p in model.parameters()]
     optimizer.close()
     plain, compiled = net(0), net(0)

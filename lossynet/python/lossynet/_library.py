@@ -65,7 +65,7 @@ _FUNCTIONS = {
     None: "messages_to:pp rendezvous_close:p named_close:p named_rule:pp named_shards:pp close:p shard:piipp "
           "round_as_sent:pp bucket_ready:pii broadcast_ahead:ppd error_feedback_share:pd state_save:pip",
     c_char_p: "version: status_string:i named_get:pt named_name:i link_name:p",
-    c_size_t: "struct_bytes:t owned_elements:pi packet_bytes:p state_bytes:pi",
+    c_size_t: "struct_bytes:t owned_elements:pi state_bytes:pi",
     c_void_p: "named_open:ip named_settings:pi",
     c_double: "lead:p",
     c_bool: "is_not_finite:pp state_load:pipn",

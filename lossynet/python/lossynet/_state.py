@@ -15,7 +15,7 @@ class Saved:
         """This rank's part: its shards, and what the comm remembers. With the rank's own
         ``model.state_dict()`` a run of as many ranks continues as if it had not stopped. Collective."""
         self._rest("state_dict()")
-        return {"lossynet": {"step": self._steps, "rank": self.comm.rank, "ranks": self.comm.ranks,
+        return {"lossynet": {"step": self.steps, "rank": self.comm.rank, "ranks": self.comm.ranks,
                              "comm": self.comm.state()},
                 "optimizer": self.optimizer.state_dict(),
                 "values": [self._values[shard].clone() for shard in self._owned]}
@@ -32,7 +32,7 @@ class Saved:
         for key in sorted(self._state_names):
             mine, whole = torch.full_like(self._values, torch.nan), torch.empty_like(self._values)
             for entry in self._entries:
-                for where, piece in entry.pieces:
+                for where, piece, _ in entry.pieces:
                     held = self.optimizer.state.get(piece, {}).get(key)
                     if held is not None:  # a number: the same in each element
                         mine[where] = torch.as_tensor(held, dtype=torch.float32).flatten()
@@ -77,7 +77,7 @@ class Saved:
         self.optimizer.load_state_dict(state_dict["optimizer"])
         for shard, values in zip(self._owned, state_dict["values"]):
             self._values[shard] = values
-        self._steps = of["step"]
+        self.steps = of["step"]
 
     def _load_gathered(self, state_dict: dict[str, Any]) -> None:
         inner = self.optimizer.state_dict()
@@ -86,7 +86,7 @@ class Saved:
         order = {id(piece): number for number, piece in enumerate(pieces)}
         for entry in self._entries:
             whole = state_dict["state"].get(numbers[id(entry.parameter)], {})
-            for where, piece in entry.pieces:
+            for where, piece, _ in entry.pieces:
                 part = slice(where.start - entry.place.start, where.stop - entry.place.start)
                 inner["state"][order[id(piece)]] = {
                     key: value.flatten()[part].view(piece.shape).clone()

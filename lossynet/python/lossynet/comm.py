@@ -173,11 +173,6 @@ class Comm:
         """How packets travel: "udp", "verbs", or "memory" with a single rank."""
         return get("link_name", self._comm).decode()
 
-    @property
-    def packet_bytes(self) -> int:
-        """The payload of a packet."""
-        return get("packet_bytes", self._comm)
-
     def shard(self, rank: int, bucket: int) -> slice:
         """The elements of the whole vector that a rank owns in a bucket. It may be empty."""
         offset, count = ctypes.c_size_t(), ctypes.c_size_t()

@@ -60,7 +60,8 @@ class _Entry:
         self.gradient: torch.Tensor
         self.uses = 0  # of the value's memory
         self.version = 0  # of the parameter, when it was last like the value
-        self.pieces: list[tuple[slice, torch.nn.Parameter]] = []  # what this rank owns of it: one or none
+        self.pieces: list[tuple[slice, torch.nn.Parameter, torch.Tensor]] = []  # what this rank owns: one or none, and
+        # the gradient of that
 
     def check(self) -> None:
         """Raises RuntimeError if the script has converted the parameter."""
@@ -148,7 +149,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
         self._process = os.getpid()
-        self._steps = 0  # that step() has begun to broadcast
+        self.steps = 0  # that were made
         self._step_begun = -1
         self._begun = self._broadcasting = False  # a gradient phase; a parameter phase
         self._averaged = False  # gradients are the average of all ranks
@@ -258,12 +259,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 begin, end = max(entry.place.start, shard.start), min(entry.place.stop, shard.stop)
                 if begin < end:
                     part, shape = slice(begin - shard.start, end - shard.start), entry.value.shape if whole else (-1,)
-                    piece = torch.nn.Parameter(values[part].view(shape))
-                    piece.grad = gradients[part].view(shape)
-                    entry.pieces.append((slice(begin, end), piece))
+                    entry.pieces.append((slice(begin, end), torch.nn.Parameter(values[part].view(shape)),
+                                         gradients[part].view(shape)))
         of, groups = self._of, []
         for group in self.param_groups:
-            pieces = [piece for p in group["params"] if id(p) in of for _, piece in of[id(p)].pieces]
+            pieces = [piece for p in group["params"] if id(p) in of for _, piece, _ in of[id(p)].pieces]
             groups.append({**_model.settings(group), "params": pieces})
         inner = optimizer_class(groups, **keywords)
         for group, shards in zip(self.param_groups, inner.param_groups):
@@ -355,9 +355,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                     self._events[entry.bucket] = self._stream.record_event()
 
     def _begin(self) -> None:
-        if self._step_begun != self._steps:
-            self.comm.step_begin(self._steps)
-            self._step_begun = self._steps
+        if self._step_begun != self.steps:
+            self.comm.step_begin(self.steps)
+            self._step_begun = self.steps
         self.comm.reduce_begin(self._gradients)
         self._begun, self._next, self._events = True, 0, {}
 
@@ -392,7 +392,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         failed = said.used.any() and (self._not_finite or not math.isfinite(norm))
         self._end_gradients(keep=not failed)
         if failed:
-            raise FloatingPointError(f"lossynet: step {self._steps}: {self._not_finite or f'the norm is {norm}'}: "
+            raise FloatingPointError(f"lossynet: step {self.steps}: {self._not_finite or f'the norm is {norm}'}: "
                                      "expected finite gradients; the parameters are those of the step before; a loop "
                                      "that catches this on every rank can go on")
         self._norm = self.comm.norm = norm
@@ -405,7 +405,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if self._others.moving:
             self._others.send(self.comm)
         self._fresh, self._broadcasting = True, True
-        self._steps += 1
+        self.steps += 1
         self._begin_broadcast()
         return loss
 
@@ -431,7 +431,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                       for entry in self._entries):
             self._average()  # p.grad was replaced or dropped, as after an all-reduce it may be
         if not self._averaged:
-            said = self._reduce(f"step() {self._steps}")
+            said = self._reduce(f"step() {self.steps}")
             if not said.looking:
                 return said
             self._share_gradients(said.used)
@@ -440,7 +440,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 self._collect(entry)
         if self._stream:
             self._stream.synchronize()
-        return self._agree(f"step() {self._steps}")
+        return self._agree(f"step() {self.steps}")
 
     def _end_gradients(self, keep: bool) -> None:
         """p.grad is then of no use: whoever uses it, or adds to it, is told so. keep: it was that of a step."""
@@ -460,7 +460,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """All ranks say where they are, and what their gradients are like. LossynetError: they are not in the same
         collective call, other than step() beside another use of its gradients."""
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
-        bits = [self._others.changed(self._steps < _model.CHECKED_STEPS),
+        bits = [self._others.changed(self.steps < _model.CHECKED_STEPS),
                 *(entry.parameter.grad is not None for entry in self._entries)]
         text = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES) + struct.pack("d", squares)
         every = function(np.concatenate([np.frombuffer(text, np.uint8), np.packbits(bits)]))
@@ -485,7 +485,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._send(wait=True)
         self._end_broadcast()
         if self._broadcasting:
-            self.comm.report_begin(self._steps - 1, self._values)
+            self.comm.report_begin(self.steps - 1, self._values)
         try:
             self.comm.reduce(self._gradients)
             said = self._exchange(name, self.comm.pulse)
@@ -504,7 +504,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _average(self) -> None:
         """Gradients become the average of all ranks, on every rank, as DistributedDataParallel leaves them."""
-        self._share_gradients(self._reduce(f"{_LOOKS} of step {self._steps}, or another backward()").used)
+        self._share_gradients(self._reduce(f"{_LOOKS} of step {self.steps}, or another backward()").used)
 
     @torch.no_grad()
     def _share_gradients(self, used: np.ndarray) -> None:
@@ -545,7 +545,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _begin_broadcast(self) -> None:
         self.comm.broadcast_begin(self._values)
         self._arriving = [True] * len(self._arriving)
-        checks = self._steps <= _model.CHECKED_STEPS
+        checks = self.steps <= _model.CHECKED_STEPS
         # Nobody sees that a script reads memory which it has kept, such as p.data or model.state_dict().
         kept = any(entry.direct and _uses(entry.value) > entry.uses for entry in self._entries)
         self._overlaps, self._hooked = self._overlap and self._hooked and not kept and not checks, False
@@ -585,13 +585,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             torch.cat(masters, out=self._ahead)
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):
             shards.update(_model.settings(group))
-        idle = [(piece, piece.grad) for entry, each in zip(self._entries, used) if not each
-                for _, piece in entry.pieces]
-        for piece, _ in idle:
-            piece.grad = None  # no rank has a gradient: the optimizer leaves it alone
+        for entry, each in zip(self._entries, used):
+            for _, piece, gradient in entry.pieces:  # where no rank has a gradient the optimizer leaves it alone
+                piece.grad = gradient if each else None
         self.optimizer.step()
-        for piece, gradient in idle:
-            piece.grad = gradient
         for shard, values, _ in self._masters:
             _bring(values, self._values[shard])
         if lead:  # old + (1 + lead) (new - old)
@@ -623,12 +620,12 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         sent by step(); further passes of a step send them again, except within no_sync()."""
         sends = self._syncs and not self._fresh and torch.is_grad_enabled()
         self._syncs, self._fresh = torch.is_grad_enabled() and self._sync, False
-        if sends and self._others.may_move(self._steps):
+        if sends and self._others.may_move(self.steps):
             self._end_broadcast()
             if self._begun:
                 self._average()
                 self._late = True
-            self._agree(f"a forward pass of step {self._steps}")
+            self._agree(f"a forward pass of step {self.steps}")
             self._others.send(self.comm)
         self._others.show()
 
@@ -647,7 +644,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             _model.check_wrapper(module)
             if not torch.is_grad_enabled():
                 return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
-            if self._steps == 0 and not self._begun:
+            if self.steps == 0 and not self._begun:
                 self._agree("its first forward pass")
                 self._cover(module)
             self._others.covered.update(module.modules())
@@ -686,11 +683,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     # ---- results
 
-    @property
-    def steps(self) -> int:
-        """The number of steps that were made."""
-        return self._steps
-
     def synchronize(self) -> None:
         """Ends the last step: all its parameters have arrived, and ``report()`` is about it. Collective."""
         self._rest("synchronize()")
@@ -702,13 +694,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._agree(name)
         if self._broadcasting:
             self._end_broadcast()
-            self.comm.report_begin(self._steps - 1, self._values)
+            self.comm.report_begin(self.steps - 1, self._values)
             self._keep_report(self.comm.report_end())
             self._broadcasting = False
         self._adopt()
 
     def _keep_report(self, measured: dict[str, Any]) -> None:
-        self._report = {"step": self._steps - 1, "norm": self._norm, **measured}
+        self._report = {"step": self.steps - 1, "norm": self._norm, **measured}
 
     def report(self) -> dict[str, Any]:
         """What the last measured step was like: the one before the last, or the last after ``synchronize()``.
