@@ -17,7 +17,8 @@
 # --link verbs; VERBS=0), OpenSSL (for --encrypt; SECURE=0), libcurl (for --meet; MEET=0), CUDA (nvcc;
 # CUDA=0). Matrix products come from oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas);
 # BLAS=none takes plain loops. BARE=1 is for GPU machines without Jansson, xxHash, SentencePiece, cmocka
-# and libcurl: dev/bare replaces them, so there is no JSON (no logs, no checkpoints) and no tokenizer.
+# and libcurl: dev/bare replaces them, so there is no tokenizer. Jansson and xxHash are linked statically where
+# this machine has them; where it has not, or with STATIC=, there is no JSON (no logs, no checkpoints).
 # WERROR=-Werror makes warnings errors, as make check and make test do. SANITIZE=address,undefined builds
 # with sanitizers. With other flags than before, make builds again what depends on them; a BUILD of its own
 # keeps both.
@@ -82,7 +83,10 @@ else
 override LDLIBS += -lopenblas
 endif
 ifeq ($(BARE),1)
-override CPPFLAGS += -Idev/bare
+static_library = $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a))
+STATIC ?= $(and $(call static_library,jansson),$(call static_library,xxhash))
+override CPPFLAGS += $(if $(STATIC),-idirafter ,-I)dev/bare
+override LDLIBS += $(if $(STATIC),-l:libjansson.a -l:libxxhash.a)
 WARNINGS += -Wno-maybe-uninitialized
 TOKENIZER := dev/bare/bare
 else

@@ -1,6 +1,6 @@
-/* jansson.h — for `make BARE=1` on a machine without Jansson: the functions this program uses, all
- * of which find nothing and write nothing. There are no logs, checkpoints or configurations then,
- * but a preset trains, and kernels can be tested. See dev/bench/gpu/gpu_check.py. */
+/* jansson.h — for `make BARE=1` on a machine without libjansson.a: the functions this program uses,
+ * all of which find nothing and write nothing. There are no logs, checkpoints or configurations
+ * then, but a preset trains, and kernels can be tested. See dev/bench/gpu/gpu_check.py. */
 #ifndef BARE_JANSSON_H
 #define BARE_JANSSON_H
 

@@ -136,6 +136,10 @@ int jsonl_open_of_run(const char *path, const char *out_directory, int rank, int
                       struct jsonl **out) {
     char place[FILE_PATH_BYTES];
     if (rank > 0) return 0;
+    if ((path || out_directory) && !json_true()) /* dev/bare/jansson.h has no values */
+        return log_error("this program was built without Jansson (BARE=1) and writes no log and no "
+                         "checkpoint: leave out --log and --out, or build it where "
+                         "libjansson-dev and libxxhash-dev are installed");
     if (out_directory && file_make_directory(out_directory)) return -1;
     if (!path && !out_directory) return 0;
     if (!path && file_join(place, out_directory, "log.jsonl")) return -1;

@@ -7,14 +7,13 @@ there for a given time.
     python3 FOLDER/scripts/sweeps/carry.py run SECONDS [OUT]
         there: trains; then lists which runs are complete
 
-FOLDER has everything that must travel, at most 50 MB (--most). Token files are
-compressed. Libraries that the program needs beside the C library's travel,
-too; `make MPI=0 BLAS=none SECURE=0 VERBS=0 MEET= BUILD=build/carried` makes
-one that needs few, and TRAIN_LLAMA2 names it. (One of `make BARE=1` writes no
-log, and is of no use here.) cuBLAS is taken from the other machine's toolkit,
-or from packages of its Python. OUT (default: out in FOLDER) gets results.jsonl
-and the runs' logs. The same command goes on after a stop, also on another
-machine if OUT is brought there.
+FOLDER has everything that must travel, compressed, at most 50 MB (--most): the
+program (TRAIN_LLAMA2 or build/train_llama2), and the libraries that it needs
+beside the C library's. The other machine has Python and a C library that is
+not older than this one's; cuBLAS is taken from its toolkit, or from packages
+of its Python. OUT (default: out in FOLDER) gets results.jsonl and the runs'
+logs. The same command goes on after a stop, also on another machine if OUT is
+brought there.
 """
 import argparse
 import glob
@@ -30,7 +29,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = os.path.dirname(HERE)
 # Libraries that every machine has, and must have its own of.
 SYSTEM = re.compile(r"^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libcuda)[.-]")
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 1, "pb": 1}]  # tokens have two bytes
+TOKENS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 1, "pb": 1}]  # they have two bytes
 
 
 def fail(message, status=1):
@@ -46,6 +45,20 @@ def libraries(program):
     return [path for name, path in re.findall(r"^\s*(\S+) => (/\S+)", said, re.MULTILINE) if not SYSTEM.match(name)]
 
 
+def compress(path, to, **how):
+    with open(path, "rb") as file, lzma.open(to + ".xz", "wb", **how) as packed:
+        shutil.copyfileobj(file, packed)
+
+
+def unpack(packed):
+    """A file is there whole or not at all, and is not unpacked twice."""
+    if not os.path.exists(packed[:-3]):
+        with lzma.open(packed) as file, open(packed + ".part", "wb") as to:
+            shutil.copyfileobj(file, to)
+        os.chmod(packed + ".part", 0o755)
+        os.rename(packed + ".part", packed[:-3])
+
+
 def pack_data(text, folder):
     """Compresses the files that `train` and `val` name, and returns the settings with their new places."""
     def moved(match):
@@ -55,9 +68,7 @@ def pack_data(text, folder):
         names = []
         for path in found:
             name = f"{len(os.listdir(os.path.join(folder, 'data')))}-{os.path.basename(path)}"
-            with open(path, "rb") as file, lzma.open(os.path.join(folder, "data", name + ".xz"), "wb",
-                                                     filters=FILTERS) as packed:
-                shutil.copyfileobj(file, packed)
+            compress(path, os.path.join(folder, "data", name), filters=TOKENS)
             names.append(f"data/{name}")
         return match[1] + " ".join(names)
     text = re.sub(r"^prepare *=.*\n", "", text, flags=re.MULTILINE)
@@ -74,23 +85,33 @@ def pack(arguments):
             fail(f"there is no file '{path}'", 2)
     if os.path.exists(folder) and os.listdir(folder):
         fail(f"'{folder}' is not empty", 2)
+    with open(settings, encoding="utf-8") as file:
+        text = file.read()
+    if re.search(r"^device *= *cuda", text, re.MULTILINE):
+        words = [program, "--device", "cuda", "--train", "none", "--model", "260K"]
+        said = subprocess.run(words, capture_output=True, text=True, check=False).stderr
+        if "no CUDA backend" in said:
+            fail(f"{settings} asks for a GPU, and {program} was built without CUDA: run make where nvcc is, or name "
+                 "another program with TRAIN_LLAMA2", 2)
     for part in ("data", "lib", "scripts"):
         os.makedirs(os.path.join(folder, part))
-    with open(settings, encoding="utf-8") as file:
-        text = pack_data(file.read(), folder)
+    text = pack_data(text, folder)
     with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
         file.write(text)
-    shutil.copy2(program, os.path.join(folder, "train_llama2"))
+    compress(program, os.path.join(folder, "train_llama2"), preset=0)
     for path in libraries(program):
-        shutil.copy2(path, os.path.join(folder, "lib"))
+        compress(path, os.path.join(folder, "lib", os.path.basename(path)), preset=0)
     for path in glob.glob(os.path.join(SCRIPTS, "*.py")):
         shutil.copy2(path, os.path.join(folder, "scripts"))
     shutil.copytree(HERE, os.path.join(folder, "scripts", "sweeps"),
                     ignore=shutil.ignore_patterns("*.jsonl", "*.png", "*.md", "__pycache__", "others"))
-    size = sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
-    print(f"{folder}: {size / 1e6:.1f} MB")
-    if size > arguments.most * 1e6:
-        fail(f"{folder} has {size / 1e6:.1f} MB, expected at most {arguments.most:g}: shorter token files need less")
+    sizes = {os.path.join(at, name): os.path.getsize(os.path.join(at, name)) / 1e6
+             for at, _, names in os.walk(folder) for name in names}
+    size, largest = sum(sizes.values()), max(sizes, key=sizes.get)
+    print(f"{folder}: {size:.1f} MB")
+    if size > arguments.most:
+        fail(f"{folder} has {size:.1f} MB, expected at most {arguments.most:g}; the largest is {largest}, "
+             f"{sizes[largest]:.1f} MB; shorter token files need less")
 
 
 def places_of_libraries(folder):
@@ -110,13 +131,9 @@ def run(arguments):
     folder = os.path.dirname(SCRIPTS)
     out = os.path.abspath(arguments.out or os.path.join(folder, "out"))
     os.chdir(folder)
-    for packed in glob.glob("data/*.xz"):
-        if not os.path.exists(packed[:-3]):
-            with lzma.open(packed) as file, open(packed + ".part", "wb") as to:
-                shutil.copyfileobj(file, to)
-            os.rename(packed + ".part", packed[:-3])
+    for packed in glob.glob("*.xz") + glob.glob("*/*.xz"):
+        unpack(packed)
     program = os.path.join(folder, "train_llama2")
-    os.chmod(program, 0o755)
     environment = {**os.environ, "TRAIN_LLAMA2": program, "LD_LIBRARY_PATH": ":".join(places_of_libraries(folder))}
     command = [sys.executable, "scripts/sweeps/sweep.py", "settings", "--out", out, "--runs-only",
                "--minutes", str(arguments.seconds / 60)]

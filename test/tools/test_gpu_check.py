@@ -353,6 +353,38 @@ def test_functions_that_stand_in_for_libraries():
     assert len(used) > 20 and not [name for name in sorted(used) if f"{name}(" not in bare]
 
 
+LOG = r"""
+#include "llmc/log/jsonl.h"
+int main(int count, char **words) {
+    struct jsonl *log;
+    if (count < 2 || jsonl_open_of_run(words[1], NULL, 0, 0, &log)) return 1;
+    return jsonl_write(log, json_pack("{s:s}", "event", "run")) ? 1 : 0;
+}"""
+
+
+@pytest.mark.parametrize("static, status, said", [([], 0, '{"event":"run"}\n'), (["STATIC="], 1, "without Jansson")])
+def test_a_log_without_shared_libraries(tmp_path, static, status, said):
+    """make BARE=1 puts Jansson into the program where it is installed; elsewhere a log is refused before a run."""
+    made = subprocess.run(["make", "-Bn", "BARE=1", *static, "MPI=0", "SECURE=0", "VERBS=0", "BLAS=none", "CUDA=0",
+                           f"BUILD={tmp_path}", f"{tmp_path}/train_llama2"], cwd=ROOT, text=True, check=True,
+                          capture_output=True, env={**os.environ, "MAKEFLAGS": ""}).stdout
+    compiled = next(line for line in made.splitlines() if f"-o {tmp_path}/llmc/log/jsonl.o" in line)
+    places = re.findall(r"(?:-I|-idirafter) ?\S+", compiled)
+    linked = next(line for line in made.splitlines() if f"-o {tmp_path}/train_llama2.new" in line)
+    inside = re.findall(r"-l:\S+", linked)
+    if not static and not inside:
+        pytest.skip("no libjansson.a and libxxhash.a here")
+    (tmp_path / "log.c").write_text(LOG, encoding="utf-8")
+    subprocess.run(["gcc", "-D_GNU_SOURCE", *" ".join(places).split(), str(tmp_path / "log.c"), "llmc/log/jsonl.c",
+                    "llmc/log/error.c", "llmc/log/terminal.c", "llmc/util/file.c", *inside, "-lm", "-o",
+                    str(tmp_path / "log")], cwd=ROOT, check=True)
+    done = subprocess.run([tmp_path / "log", tmp_path / "log.jsonl"], text=True, capture_output=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert said in ((tmp_path / "log.jsonl").read_text(encoding="utf-8") if not static else done.stderr)
+    assert "libjansson" not in subprocess.run(["ldd", tmp_path / "log"], text=True, capture_output=True,
+                                              check=True).stdout
+
+
 def words(command):
     """The set of a command's words, without those that only make needs: for headers, a library, a faster linker."""
     return frozenset(command) - {"-MMD", "-MP", "-fPIC", "-fvisibility=hidden", "-fno-semantic-interposition",

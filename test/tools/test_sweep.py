@@ -354,8 +354,13 @@ def test_a_sweep_that_is_carried(data, tmp_path):
     def call(*words):
         return subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, env=more, text=True,
                               capture_output=True, timeout=300, check=False)
+    small, more["TRAIN_LLAMA2"] = more["TRAIN_LLAMA2"], "/bin/true"
     done = call(carry, "pack", settings, packed, "--most", 0.1)
-    assert done.returncode == 1 and "expected at most 0.1" in done.stderr
+    assert done.returncode == 1 and "expected at most 0.1; the largest is " in done.stderr
+    more["TRAIN_LLAMA2"] = str(BUILD / "train_llama2")
+    done = call(carry, "pack", settings, tmp_path / "none")
+    assert done.returncode in (0, 2) and ("built without CUDA" in done.stderr) == (done.returncode == 2)
+    more["TRAIN_LLAMA2"] = small
     done = call(carry, "pack", settings, packed)
     assert done.returncode == 2 and "is not empty" in done.stderr
     done = call(carry, "pack", settings, tmp_path / "again", "--most", 500)

@@ -13,7 +13,7 @@ import subprocess
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The build uses no optional libraries, even installed ones: one that does not fit would make the whole
 # call fail. Compiler warnings are allowed.
-OPTIONS = ["CUDA=1", "BARE=1", "BLAS=none", "MPI=0", "SECURE=0", "VERBS=0", "WERROR="]
+OPTIONS = ["CUDA=1", "BARE=1", "STATIC=", "BLAS=none", "MPI=0", "SECURE=0", "VERBS=0", "WERROR="]
 PROGRAMS = ["gpu_check", "gpu_bench", "test/cuda/test_operators_device"]
 
 OPTIMISE = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
