@@ -15,6 +15,7 @@ from ._library import EVENT_NAMES, Counters, Drift, LossynetError, NotFinite, Wo
 
 GRADIENT, PARAMETER = 0, 1  # the phases of a step
 _ALL_WORKERS = -1
+_NAME_BYTES = 64
 _TORCHRUN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
              "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FORK_LAUNCHED")
 _SPREAD_BYTES = 16 << 20  # that leave at once
@@ -139,6 +140,7 @@ class Comm:
             get("named_shards", self._named, owned)  # which stays until the comm is open
         self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
         self._step, self._lossless = 0, False
+        self.place = ""  # what the caller is in, for errors: by default the name of a method
         call("open", world, get("named_settings", self._named, world.ranks), ctypes.byref(handle))
         self._handle = handle
         self._ahead = None  # memory that the library reads
@@ -203,10 +205,28 @@ class Comm:
             self._lossless = bool(self._rule.rule.reliable(phase, self._step, self.steps, self.norm))
 
     def _phase(self, name: str, *given: Any) -> None:
-        """A call in which the library may call the rule."""
-        call(name, self._comm, *given)
+        """A call in which the library may call the rule, and in which other ranks may not be."""
+        try:
+            call(name, self._comm, *given)
+        except LossynetError as error:
+            if error.status == "another rank waits in another collective call":
+                self.agree(self.place or f"{name}() of step {self._step}")
+            raise
         if self._rule:
             self._rule.check()
+
+    def agree(self, name: str) -> None:
+        """All ranks say which call they are in. LossynetError, on all ranks: they are not in the same. Collective."""
+        text = np.frombuffer(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), np.uint8)
+        places: dict[str, list[str]] = {}
+        for rank, row in enumerate(self._gather(text)):
+            places.setdefault(bytes(row).decode(errors="replace").strip(), []).append(str(rank))
+        if len(places) > 1:
+            said = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} in {place}"
+                             for place, ranks in places.items())
+            raise LossynetError(f"lossynet: ranks make different calls: {said}: expected the same collective calls on "
+                                "all ranks, in the same order; what one rank does alone, it does after them",
+                                "elsewhere")
 
     def reduce_begin(self, vector: Any) -> None:
         """From now on buckets leave when they are ready. ``reduce`` of the same vector must follow."""
@@ -268,10 +288,12 @@ class Comm:
     def gather_fresh(self, vector: Any, fresh: Any) -> None:
         """Puts the shards of all ranks' ``vector`` together in ``fresh`` (elements float32), on every rank.
         Nothing is lost. Collective."""
+        self.agree("gather_fresh()")
         call("gather_fresh", self._comm, self._vectors(vector), _address(fresh, self.elements, "fresh"))
 
     def spread(self, vector: Any) -> None:
         """Gives every rank rank 0's ``vector``. Nothing is lost. Collective."""
+        self.agree("spread()")
         self.spread_bytes(_array(vector, self.elements, "vector").reshape(-1).view(np.uint8))
 
     def spread_bytes(self, content: np.ndarray) -> None:
@@ -281,9 +303,13 @@ class Comm:
             self._swap(np.tile(part, self.ranks) if gives else part, [part.nbytes * gives] * self.ranks,
                        part, [part.nbytes, *[0] * (self.ranks - 1)])
 
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        """A small array of each rank: (ranks, *mine.shape). Nothing is lost. It also works after a call that ended
-        because another rank waits in another one (``LossynetError.status``), to find out in which. Collective."""
+    def all_gather(self, mine: np.ndarray, name: str = "all_gather()") -> np.ndarray:
+        """A small array of each rank: (ranks, *mine.shape). Nothing is lost. name: of the call, for errors.
+        Collective."""
+        self.agree(name)
+        return self._gather(mine)
+
+    def _gather(self, mine: np.ndarray) -> np.ndarray:
         result = np.empty((self.ranks, *mine.shape), mine.dtype)
         self._swap(np.tile(mine.reshape(-1), self.ranks), [mine.nbytes] * self.ranks, result, [mine.nbytes] * self.ranks)
         return result
@@ -296,7 +322,7 @@ class Comm:
     def pulse(self, mine: np.ndarray) -> np.ndarray:
         """The all_gather that a step makes once; it carries the step's measurements. Collective."""
         result = np.empty((self.ranks, *mine.shape), mine.dtype)
-        call("pulse", self._comm, mine.ctypes.data, result.ctypes.data, mine.nbytes)
+        self._phase("pulse", mine.ctypes.data, result.ctypes.data, mine.nbytes)
         return result
 
     def not_finite(self) -> NotFinite | None:
@@ -312,6 +338,7 @@ class Comm:
         """What became of the packets of a step whose broadcast has ended: this one or the one before.
         ``lost``: shares by phase. Collective."""
         counters = Counters()
+        self.agree("counters()")
         call("step_counters", self._comm, step, counters)
         return _counters(counters)
 
@@ -332,6 +359,7 @@ class Comm:
         """(ranks, ranks) float32: [r, s] is the share of packets from rank s to rank r that was lost since
         the comm was opened. Collective."""
         lost = np.empty((self.ranks, self.ranks), np.float32)
+        self.agree("lost_between()")
         call("lost_between", self._comm, lost.ctypes.data)
         return lost
 

@@ -27,7 +27,6 @@ import itertools
 import logging
 import math
 import os
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -41,8 +40,6 @@ from ._library import LossynetError, NotFinite, get
 from .comm import Comm, Place, gather_at_start, meet, options
 from .rule import Rule
 
-_NAME_BYTES = 64
-_LOOKS = "a look at p.grad"  # how the names of calls begin that need the averages on all ranks
 
 
 class _Entry:
@@ -440,7 +437,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 self._collect(entry)
         if self._stream:
             self._stream.synchronize()
-        return self._agree(f"step() {self.steps}")
+        return self._exchange(functools.partial(self.comm.all_gather, name=f"step() {self.steps}, after p.grad"))
 
     def _end_gradients(self, keep: bool) -> None:
         """p.grad is then of no use: whoever uses it, or adds to it, is told so. keep: it was that of a step."""
@@ -456,25 +453,16 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     # ---- what ranks tell each other
 
-    def _exchange(self, name: str, function: Callable[[np.ndarray], np.ndarray]) -> _Said:
-        """All ranks say where they are, and what their gradients are like. LossynetError: they are not in the same
-        collective call, other than step() beside another use of its gradients."""
+    def _exchange(self, function: Callable[[np.ndarray], np.ndarray], looks: bool = False) -> _Said:
+        """All ranks say what their gradients are like. looks: this one needs the averages of all."""
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
-        bits = [self._others.changed(self.steps < _model.CHECKED_STEPS),
+        bits = [looks, self._others.changed(self.steps < _model.CHECKED_STEPS),
                 *(entry.parameter.grad is not None for entry in self._entries)]
-        text = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES) + struct.pack("d", squares)
-        every = function(np.concatenate([np.frombuffer(text, np.uint8), np.packbits(bits)]))
-        names = [bytes(row[:_NAME_BYTES]).decode(errors="replace").strip() for row in every]
-        if len(set(names)) > 1 and function == self.comm.all_gather:
-            raise _elsewhere(names)
-        bits = np.unpackbits(every[:, _NAME_BYTES + 8:], axis=1, count=len(bits)).any(axis=0)
-        squares = sum(struct.unpack("d", row[_NAME_BYTES:_NAME_BYTES + 8])[0] for row in every)
-        return _Said(squares, bits[1:], bits[0], any(each.startswith(_LOOKS) for each in names))
+        every = function(np.concatenate([np.float64([squares]).view(np.uint8), np.packbits(bits)]))
+        any_bits = np.unpackbits(every[:, 8:], axis=1, count=len(bits)).any(axis=0)
+        return _Said(every[:, :8].copy().view(np.float64).sum(), any_bits[2:], any_bits[1], any_bits[0])
 
-    def _agree(self, name: str) -> _Said:
-        return self._exchange(name, self.comm.all_gather)
-
-    def _reduce(self, name: str) -> _Said:
+    def _reduce(self, name: str, looks: bool = False) -> _Said:
         """Ends the gradient phase. Collective."""
         if not self._begun:
             self._begin()
@@ -486,13 +474,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._end_broadcast()
         if self._broadcasting:
             self.comm.report_begin(self.steps - 1, self._values)
-        try:
-            self.comm.reduce(self._gradients)
-            said = self._exchange(name, self.comm.pulse)
-        except LossynetError as error:
-            if error.status == "another rank waits in another collective call":
-                self._agree(name)  # they tell each other where they are
-            raise
+        self.comm.place = name
+        self.comm.reduce(self._gradients)
+        said = self._exchange(self.comm.pulse, looks)
         self._not_finite = self.comm.not_finite()
         self.comm.carry(self._not_finite is None)
         if self._broadcasting:
@@ -504,7 +488,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _average(self) -> None:
         """Gradients become the average of all ranks, on every rank, as DistributedDataParallel leaves them."""
-        self._share_gradients(self._reduce(f"{_LOOKS} of step {self.steps}, or another backward()").used)
+        self._share_gradients(self._reduce(f"p.grad of step {self.steps}, or another backward()", True).used)
 
     @torch.no_grad()
     def _share_gradients(self, used: np.ndarray) -> None:
@@ -625,7 +609,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             if self._begun:
                 self._average()
                 self._late = True
-            self._agree(f"a forward pass of step {self.steps}")
+            self.comm.agree(f"a forward pass of step {self.steps}")
             self._others.send(self.comm)
         self._others.show()
 
@@ -645,7 +629,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             if not torch.is_grad_enabled():
                 return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
             if self.steps == 0 and not self._begun:
-                self._agree("its first forward pass")
+                self.comm.agree("its first forward pass")
                 self._cover(module)
             self._others.covered.update(module.modules())
         # A compiled module's parts do not call hooks.
@@ -691,7 +675,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Ends what goes on in the background, before a collective call that is no part of a step."""
         if self._begun:
             self._average()
-        self._agree(name)
+        self.comm.agree(name)
         if self._broadcasting:
             self._end_broadcast()
             self.comm.report_begin(self.steps - 1, self._values)
@@ -772,13 +756,3 @@ def _bring(tensor: torch.Tensor, copy: torch.Tensor) -> None:
 def _uses(tensor: torch.Tensor) -> int:
     """How many tensors share its memory."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-def _elsewhere(names: list[str]) -> LossynetError:
-    """An error that says which rank is where."""
-    places: dict[str, list[str]] = {}
-    for rank, name in enumerate(names):
-        places.setdefault(name, []).append(str(rank))
-    said = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} in {name}" for name, ranks in places.items())
-    return LossynetError(f"lossynet: ranks make different calls: {said}: expected the same collective calls on all "
-                         "ranks, in the same order; what one rank does alone, it does after them", "elsewhere")
