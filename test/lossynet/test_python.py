@@ -372,7 +372,7 @@ REFUSED = {  # all other cases of torch_habits.py give DistributedDataParallel's
     "loaded into bfloat16": "was written, but step() trains its float32 master: expected weights to be loaded before",
     "sparse": "has a sparse gradient: expected a dense one: sparse=False",
     "unfrozen later": "expected requires_grad_(True) before ShardedOptimizer is made",
-    "state.clear": "expected optimizer.gathered_state_dict()",
+    "state[p]": "expected optimizer.gathered_state_dict()",
     "param_groups": "other parameters than at construction: expected close() and a new ShardedOptimizer",
     "two optimizers": "has a ShardedOptimizer already: expected its close() before",
     "no zero_grad": "expected optimizer.zero_grad() between step() and backward()",
@@ -401,7 +401,7 @@ def fixture_door(package, tmp_path_factory):
 
 
 def test_right_or_refused(door):
-    assert len(door) >= 78 and set(REFUSED) < set(door)
+    assert len(door) >= 80 and set(REFUSED) < set(door)
     for name, ranks in door.items():
         for rank, outcome in enumerate(ranks):
             if name in REFUSED:

@@ -684,11 +684,6 @@ def unfrozen_later(make, rank):
 
 
 @refused
-def states_cleared(make, _rank):
-    make(net(), SGD, lr=0.1)[1].state.clear()
-
-
-@refused
 def groups_changed(make, rank):
     model, optimizer = make(net(), SGD, lr=0.1)
     optimizer.param_groups[0]["params"].pop()
@@ -787,7 +782,10 @@ TABLE = {
     "Lars": with_optimizer(Lars), "SparseAdam": with_optimizer(torch.optim.SparseAdam), "DDP": left_in_ddp,
     "float64": double, "bfloat16 later": converted_later, "channels_last later": other_strides_later,
     "loaded into bfloat16": loaded_into_bfloat16, "sparse": sparse, "unfrozen later": unfrozen_later,
-    "state.clear": states_cleared, "param_groups": groups_changed, "two optimizers": two_optimizers,
+    "state[p]": in_loop(lambda inner, optimizer: optimizer.state[inner[0].weight]),
+    "state.clear": built(net, lambda _inner, optimizer, _step: optimizer.state.clear(), ADAMW, lr=1e-2),
+    "state.values": built(net, lambda _inner, optimizer, _step: [
+        state["exp_avg"].zero_() for state in optimizer.state.values()], ADAMW, lr=1e-2), "param_groups": groups_changed, "two optimizers": two_optimizers,
     "weight_norm and prune": built(reparametrized), "attention, tied, checkpoint": built(Attends, lr=0.01),
     "loads others": built(lambda: Noisy(0), loads_others), "goes back": built(net, goes_back(), ADAMW, lr=1e-2),
     "goes back, dampening": built(net, goes_back(), momentum=0.9, dampening=0.5),

@@ -63,6 +63,7 @@ class Saved:
             self._load_shards(state_dict)
         else:
             self._load_gathered(state_dict)
+        self.state = self.optimizer.state
         for shard, values, _ in self._masters:
             values.copy_(self._values[shard])
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):

@@ -77,14 +77,21 @@ class _Said(NamedTuple):
     looking: bool  # a rank needs the averages of all gradients
 
 
-class _NoState(defaultdict):
-    """``optimizer.state`` of all elements is nowhere: each rank has that of its shards."""
+class _State(defaultdict):
+    """``optimizer.state``: of this rank's pieces. Whoever asks for that of a whole parameter is told."""
 
-    def _refuse(self, *_given: Any, **_more: Any) -> Any:
-        raise RuntimeError("lossynet: optimizer.state: every rank has the state of its shards alone: expected "
-                           "optimizer.gathered_state_dict(), and optimizer.load_state_dict() to change it")
 
-    __getitem__ = __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _refuse
+def _by_piece(name: str) -> Callable[..., Any]:
+    def method(self: _State, key: Any, *given: Any) -> Any:
+        if id(key) in _touch.OWNERS:
+            raise RuntimeError("lossynet: optimizer.state[p]: every rank has the state of its shards alone: expected "
+                               "optimizer.gathered_state_dict(), and optimizer.load_state_dict() to change it")
+        return getattr(defaultdict, name)(self, key, *given)
+    return method
+
+
+for _name in ("__getitem__", "__setitem__", "__delitem__", "__contains__", "get", "pop", "setdefault"):
+    setattr(_State, _name, _by_piece(_name))
 
 
 class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
@@ -168,15 +175,20 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._hooks += (entry.parameter.register_hook(functools.partial(self._gradient_comes, entry)),
                             entry.parameter.register_post_accumulate_grad_hook(self._gradient_final))
             _touch.OWNERS[id(entry.parameter)] = self
-        self.state = _NoState(dict)
+        self.state = self.optimizer.state
         self._others.spread(self.comm, self._others.parameters)
         if model is not None:
             self._cover(model)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "state" and isinstance(self.__dict__.get("state"), _NoState):
-            self.state.clear()  # refuses
-        super().__setattr__(name, value)
+    @property
+    def state(self) -> _State:
+        """Of this rank's part of each parameter: to change all of it alike, as ``clear()`` does."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, value: dict[Any, Any]) -> None:
+        if hasattr(self, "optimizer"):
+            self.optimizer.state = _State(dict, value)
 
     # ---- construction
 
