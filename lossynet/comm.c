@@ -326,30 +326,10 @@ void lossynet_close(struct lossynet_comm *comm) {
     const struct ln_log_target log = comm->resources.log, *before = ln_log_use(&log);
     ln_transport_close(comm->transport);
     ln_not_finite_log(comm);
-    ln_exchange_close(comm);
-    ln_drift_close(comm);
-    ln_retransmission_close(comm);
-    ln_names_close(comm);
-    ln_rule_close(comm);
-    ln_feedback_close(comm);
-    ln_acknowledge_close(comm);
     ln_arrivals_close(comm);
-    ln_aside_close(comm);
-    ln_not_finite_close(comm);
+    ln_at_close(&comm->arrivals.names.rounds);
     free(comm->resources.shard);
-    free(comm->resources.keys);
-    free(comm->stats.gather_offset);
-    free(comm->stats.gathered);
-    free(comm->stats.totals);
-    free(comm->stats.counters[1]);
-    free(comm->stats.counters[0]);
-    free(comm->stats.buckets[1]);
-    free(comm->stats.buckets[0]);
-    if (comm->resources.bf16)
-        free(comm->averaging.senders.bf16);
-    else
-        free(comm->averaging.senders.float32);
-    free(comm->averaging.weights);
+    ln_pool_close(&comm->resources.pool);
     ln_partition_close(&comm->partition);
     ln_loss_close(&comm->loss);
     free(comm);

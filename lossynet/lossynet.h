@@ -242,7 +242,7 @@ struct lossynet_settings {
     /* Memory for gradients from other ranks, which weighted_sum reads beside the vectors. Returns
      * NULL if there is none, and need not clear it. Give both functions, or neither for malloc. */
     void *(*allocate)(size_t bytes);
-    void (*release)(void *memory); /* called when the comm closes; must accept NULL */
+    void (*release)(void *memory); /* called when the comm closes */
     /* copied; NULL: the vectors are in the host's memory. Otherwise one rank only */
     const struct lossynet_memory *memory;
     int drift_samples; /* parameters sampled to measure drift; 0: none */

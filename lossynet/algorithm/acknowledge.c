@@ -8,7 +8,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <stdlib.h>
 
 /* A tag before a link's bits, if these may be of an earlier step (unconfirmed.c). */
 enum { TAG_BYTES = 4 };
@@ -220,16 +219,3 @@ void ln_acknowledge_open_later(struct lossynet_comm *comm, size_t room) {
     COMM_TAKE(comm, acks->in, ranks * room + acks->other_offset[ranks]);
 }
 
-void ln_acknowledge_close(struct lossynet_comm *comm) {
-    const struct ln_acks *acks = &comm->arrivals.acks;
-    free(acks->in);
-    free(acks->out);
-    free(acks->vectors);
-    free(acks->came);
-    free(acks->other_asks);
-    free(acks->own_asks);
-    free(acks->other_bits);
-    free(acks->own_bits);
-    free(acks->other_offset);
-    free(acks->own_offset);
-}

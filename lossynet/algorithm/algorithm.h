@@ -105,6 +105,7 @@ struct ln_arrivals {
 
 /* Failures are only noted in pool.out_of_memory. */
 void ln_arrivals_open(struct lossynet_comm *comm);
+/* Ends the record of losses, if there is one. */
 void ln_arrivals_close(struct lossynet_comm *comm);
 /* Before a phase opens: notes that only workers' own packets have arrived. */
 void ln_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
@@ -124,7 +125,6 @@ uint8_t *ln_scratch(const struct lossynet_comm *comm);
 void ln_acknowledge_open(struct lossynet_comm *comm, bool gradient, bool parameter);
 /* For ln_acknowledge_gather with parts of up to `room` bytes. */
 void ln_acknowledge_open_later(struct lossynet_comm *comm, size_t room);
-void ln_acknowledge_close(struct lossynet_comm *comm);
 /* Tells the senders what has arrived in this phase so far. In a round of retransmission it tells
  * them which packets are not asked for again. Collective. */
 lossynet_status ln_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
@@ -189,7 +189,6 @@ void ln_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender, const
 lossynet_status ln_rule_check(const struct lossynet_settings *settings);
 /* Failures are only noted in pool.out_of_memory. rule NULL: there is none. */
 void ln_rule_open(struct lossynet_comm *comm, const struct lossynet_rule *rule);
-void ln_rule_close(struct lossynet_comm *comm);
 uint64_t
 ln_rule_fingerprint(const struct lossynet_rule *rule); /* of what must be alike on all ranks */
 /* A new gradient; and its buckets up to `bucket`, of local worker v, are about to leave. */
@@ -245,14 +244,12 @@ struct ln_exchange {
      * owns, from v's partner in the i-th remote group, is at inbox[inbox_start[v] + i * (elements
      * that v owns) + e]. */
     void *inbox;
-    void (*release)(void *memory); /* frees the inbox; NULL: free() */
-    size_t *inbox_start;           /* [V] */
+    size_t *inbox_start; /* [V] */
 };
 
-/* Failures are only noted in pool.out_of_memory. allocate: for the inbox; NULL: the library's. */
+/* Failures are only noted in pool.out_of_memory. allocate, release: for the inbox; NULL: the library's. */
 void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes),
                       void (*release)(void *memory));
-void ln_exchange_close(struct lossynet_comm *comm);
 /* Opens the next phase for sending. Nothing leaves before a `ready` call. */
 void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                       bool lossless);
@@ -286,7 +283,6 @@ struct ln_retransmission {
 
 /* Failures are only noted in pool.out_of_memory. */
 void ln_retransmission_open(struct lossynet_comm *comm);
-void ln_retransmission_close(struct lossynet_comm *comm);
 /* How many rounds the present phase has: those of all packets, or more of some. A replay has none: its
  * record says what had arrived after them. */
 int ln_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase);
@@ -331,7 +327,6 @@ bool ln_names_exist(const struct ln_at *at, const char *setting,
                     const struct lossynet_settings *settings);
 /* After the partition and the loss model were opened. Logs one line on failure. */
 lossynet_status ln_names_open(struct lossynet_comm *comm, const struct lossynet_settings *settings);
-void ln_names_close(struct lossynet_comm *comm);
 /* As ln_loss_mask, in this step, with the rates of tensors. */
 void ln_names_mask(const struct lossynet_comm *comm, const struct ln_loss *loss,
                    lossynet_phase phase, int sender, int receiver, size_t n, uint64_t *chain,
@@ -399,7 +394,6 @@ void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residual
 
 /* Failures are only noted in pool.out_of_memory. */
 void ln_unconfirmed_open(struct lossynet_comm *comm);
-void ln_unconfirmed_close(struct lossynet_comm *comm);
 /* How many gradients v's packet holds in this step. */
 int ln_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet);
 /* Clears mask[k], k < n, for packets that local worker v does not send to `owner` in this step. The
@@ -420,7 +414,6 @@ void ln_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors);
 /* Call it after the residual of v was loaded. */
 void ln_unconfirmed_load(struct lossynet_comm *comm, int v);
 
-void ln_feedback_close(struct lossynet_comm *comm);
 /* Adds the residual of local worker v (0 ... V-1) to its vector, up to `bucket`, before these
  * buckets leave; or of all local workers in all buckets. A bucket gets it once in a phase. */
 void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket);
@@ -450,7 +443,6 @@ struct ln_not_finite { /* notes: the first such number of a worker; 0: none */
 
 /* Failures are only noted in pool.out_of_memory. */
 void ln_not_finite_open(struct lossynet_comm *comm);
-void ln_not_finite_close(struct lossynet_comm *comm);
 /* Notes the first unsound number of `count` elements, which make a packet that receivers refuse. */
 void ln_not_finite_note(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                         const void *elements, bool bf16, size_t offset, size_t count);
@@ -516,7 +508,6 @@ struct ln_drift_state {
 
 /* Failures are only noted in pool.out_of_memory. */
 void ln_drift_open(struct lossynet_comm *comm, int samples);
-void ln_drift_close(struct lossynet_comm *comm);
 /* lossynet_drift_measure in two parts: begin puts the gathers aside; end computes, after they were
  * made. */
 lossynet_status ln_drift_begin(struct lossynet_comm *comm, float *const *vectors);
@@ -589,7 +580,6 @@ struct ln_stats {
 
 /* Failures are only noted in pool.out_of_memory. Call it after ln_drift_open. */
 void ln_aside_open(struct lossynet_comm *comm);
-void ln_aside_close(struct lossynet_comm *comm);
 /* Exchanges everything that was put aside. */
 lossynet_status ln_aside_gather(struct lossynet_comm *comm);
 /* The same in a pulse, which does not wait for late ranks: their parts keep their old values. */

@@ -66,7 +66,6 @@
 #include "lossynet/algorithm/algorithm.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- formulas ---- */
@@ -132,12 +131,6 @@ static void take_series(struct lossynet_comm *comm, struct ln_series *series, si
     COMM_TAKE(comm, series->change, samples * LOSSYNET_RING);
 }
 
-static void free_series(struct ln_series *series) {
-    free(series->now);
-    free(series->last);
-    free(series->change);
-}
-
 static size_t block_of(const struct ln_partition *partition, size_t element, size_t *count,
                        size_t *shard);
 
@@ -185,26 +178,6 @@ void ln_drift_open(struct lossynet_comm *comm, int samples) {
     if (comm->resources.pool.measuring || comm->resources.pool.out_of_memory) return;
     choose(comm);
     if (there) list_blocks(comm);
-}
-
-void ln_drift_close(struct lossynet_comm *comm) {
-    free(comm->drift.element);
-    free(comm->drift.owner);
-    free(comm->drift.mine);
-    free(comm->drift.values);
-    free_series(&comm->drift.fresh);
-    free_series(&comm->drift.sent);
-    free(comm->drift.model.offset);
-    free(comm->drift.model.value);
-    free(comm->drift.model.change);
-    free(comm->drift.blocks.scale);
-    free(comm->drift.blocks.scales);
-    free(comm->drift.all_ages);
-    free(comm->drift.ages);
-    free(comm->drift.blocks.value);
-    free(comm->drift.blocks.owner);
-    free(comm->drift.blocks.element);
-    comm->drift = (struct ln_drift_state){0};
 }
 
 /* ---- measuring ---- */

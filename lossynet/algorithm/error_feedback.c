@@ -25,7 +25,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <stdlib.h>
 
 void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart) {
     size_t local = (size_t)comm->workers.local;
@@ -38,15 +37,6 @@ void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residual
     COMM_TAKE(comm, comm->feedback.late, local);
     COMM_TAKE(comm, comm->feedback.alone, (size_t)comm->workers.count);
     comm->feedback.share = 1;
-}
-
-void ln_feedback_close(struct lossynet_comm *comm) {
-    ln_unconfirmed_close(comm);
-    free(comm->feedback.residual);
-    free(comm->feedback.mass);
-    free(comm->feedback.added);
-    free(comm->feedback.late);
-    free(comm->feedback.alone);
 }
 
 void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {

@@ -8,7 +8,6 @@
 #include "lossynet/algorithm/algorithm.h"
 
 #include <assert.h>
-#include <stdlib.h>
 
 /* ---- injected loss ---- */
 
@@ -276,7 +275,8 @@ static const uint8_t *acknowledge(void *context, int rank, bool make, size_t *by
 
 /* ---- open and close ---- */
 
-static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes)) {
+static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes),
+                       void (*release)(void *memory)) {
     struct ln_exchange *exchange = &comm->exchange;
     const size_t remote = (size_t)ln_remote_groups(comm);
     size_t elements = 0;
@@ -285,8 +285,8 @@ static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t byte
         if (exchange->inbox_start) exchange->inbox_start[v] = elements;
         elements += ln_partition_owned(&comm->partition, comm->workers.first + v) * remote;
     }
-    exchange->inbox =
-        ln_pool_take_from(&comm->resources.pool, elements, ln_element_bytes(comm), allocate);
+    exchange->inbox = ln_pool_take_from(&comm->resources.pool, elements, ln_element_bytes(comm),
+                                        allocate, release);
 }
 
 void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes),
@@ -301,8 +301,7 @@ void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes
         COMM_TAKE(comm, comm->arrivals.survives[phase],
                   ln_links(comm, phase == LOSSYNET_PARAMETER));
     }
-    comm->exchange.release = release;
-    open_inbox(comm, allocate);
+    open_inbox(comm, allocate, release);
     comm->exchange.packet_bytes =
         ln_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
     if (ln_has_bf16(partition))
@@ -328,18 +327,4 @@ void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes
                                              .deliver = deliver,
                                              .acknowledge = acknowledge};
     ln_transport_shape(comm->transport, &comm->resources.pool, &shape, &calls);
-}
-
-void ln_exchange_close(struct lossynet_comm *comm) {
-    struct ln_exchange *exchange = &comm->exchange;
-    for (int phase = 0; phase < 2; phase++) {
-        free(exchange->source[phase].next);
-        free(exchange->source[phase].cursor);
-        free(exchange->source[phase].ready);
-    }
-    free(exchange->inbox_start);
-    (exchange->release ? exchange->release : free)(exchange->inbox);
-    free(exchange->rounded);
-    free(exchange->kept);
-    free(exchange->is_kept);
 }

@@ -6,7 +6,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 void ln_aside_open(struct lossynet_comm *comm) {
@@ -18,12 +17,6 @@ void ln_aside_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->workers.local);
     COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers.count);
     COMM_TAKE(comm, aside->came, (size_t)comm->world.ranks);
-}
-
-void ln_aside_close(struct lossynet_comm *comm) {
-    free(comm->stats.aside.mine);
-    free(comm->stats.aside.together);
-    free(comm->stats.aside.came);
 }
 
 /* Sets the offsets for parts of `part` bytes from each rank. */

@@ -93,12 +93,6 @@ lossynet_status ln_names_open(struct lossynet_comm *comm,
     return status;
 }
 
-void ln_names_close(struct lossynet_comm *comm) {
-    ln_at_close(&comm->arrivals.names.rounds);
-    free(comm->arrivals.names.packet);
-    free(comm->arrivals.names.mask);
-}
-
 bool ln_names_exist(const struct ln_at *at, const char *setting,
                     const struct lossynet_settings *settings) {
     uint32_t found = 0;

@@ -34,11 +34,6 @@ void ln_not_finite_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, comm->stats.not_finite.all, (size_t)comm->workers.count);
 }
 
-void ln_not_finite_close(struct lossynet_comm *comm) {
-    free(comm->stats.not_finite.mine);
-    free(comm->stats.not_finite.all);
-}
-
 /* Threads may note at the same time; the least note stays. */
 static void keep_least(uint64_t *least, uint64_t note) {
     uint64_t before = __atomic_load_n(least, __ATOMIC_RELAXED);

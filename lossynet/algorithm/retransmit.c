@@ -24,7 +24,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { AGES = 64 }; /* classes of steps missing: 0 ... 62, and more */
@@ -43,15 +42,6 @@ void ln_retransmission_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, comm->retransmission.sends, (size_t)comm->world.ranks);
     COMM_TAKE(comm, comm->retransmission.hops,
               (size_t)comm->workers.local * (size_t)comm->workers.count);
-}
-
-void ln_retransmission_close(struct lossynet_comm *comm) {
-    free(comm->retransmission.first[0]);
-    free(comm->retransmission.first[1]);
-    free(comm->retransmission.hops);
-    free(comm->retransmission.sends);
-    free(comm->retransmission.asked);
-    free(comm->retransmission.asks);
 }
 
 int ln_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase) {

@@ -8,7 +8,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <stdlib.h>
 
 static struct lossynet_rule_part part_of(const struct lossynet_comm *comm, int owner, int bucket) {
     struct lossynet_rule_part part = {.step = comm->steps.step,
@@ -56,15 +55,6 @@ void ln_rule_open(struct lossynet_comm *comm, const struct lossynet_rule *rule) 
         COMM_TAKE(comm, own->gradients, workers);
         COMM_TAKE(comm, own->average, packets * comm->partition.packet_elements);
     }
-}
-
-void ln_rule_close(struct lossynet_comm *comm) {
-    struct ln_rule *own = &comm->averaging.rule;
-    free(own->sent);
-    free(own->arrived);
-    free(own->carried);
-    free(own->gradients);
-    free(own->average);
 }
 
 uint64_t ln_rule_fingerprint(const struct lossynet_rule *rule) {

@@ -30,7 +30,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <stdlib.h>
 
 enum { MOST = 255 }; /* gradients in one packet */
 
@@ -50,17 +49,6 @@ void ln_unconfirmed_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, u->held, packets);
     COMM_TAKE(comm, u->held_apart, packets);
     COMM_TAKE(comm, u->apart, (size_t)comm->workers.local * comm->partition.elements);
-}
-
-void ln_unconfirmed_close(struct lossynet_comm *comm) {
-    const struct ln_unconfirmed *u = of(comm);
-    free(u->apart);
-    free(u->held_apart);
-    free(u->held);
-    free(u->own_tag);
-    free(u->tag);
-    free(u->told);
-    free(u->sent);
 }
 
 static uint32_t now(const struct lossynet_comm *comm) { /* never 0 */

@@ -39,21 +39,25 @@ void ln_log_to(lossynet_log_function function, void *context);
  * nothing, if there is none. */
 void *ln_memory_take(size_t count, size_t size);
 
-/* Counts the bytes of an object's memory, so that its size is known even if nothing is
- * allocated. */
+/* The memory of an object: its bytes are counted, so that its size is known even if nothing is
+ * allocated, and one call frees all of it. All zeros: an empty pool. */
 struct ln_pool {
-    size_t bytes;       /* counted so far */
-    bool measuring;     /* only count, and allocate nothing */
-    bool out_of_memory; /* an allocation has failed; later ones are not tried */
-    int rank;           /* for messages */
+    size_t bytes;           /* counted so far */
+    bool measuring;         /* only count, and allocate nothing */
+    bool out_of_memory;     /* an allocation has failed; later ones are not tried */
+    int rank;               /* for messages */
+    struct ln_taken *taken; /* [room], what to free */
+    size_t count, room;
 };
 
 /* Allocates like ln_memory_take, but returns NULL when measuring. The first failure is
  * logged, and pool->out_of_memory stays set. */
 void *ln_pool_take(struct ln_pool *pool, size_t count, size_t size);
-/* Does the same with the caller's allocator, which need not clear the memory. NULL: with ours. */
+/* Does the same with the caller's functions; `allocate` need not clear the memory. NULL: ours. */
 void *ln_pool_take_from(struct ln_pool *pool, size_t count, size_t size,
-                        void *(*allocate)(size_t bytes));
+                        void *(*allocate)(size_t bytes), void (*release)(void *memory));
+/* Frees what was taken, the last first. */
+void ln_pool_close(struct ln_pool *pool);
 #define POOL_TAKE(pool, pointer, count)                                                            \
     ((pointer) = ln_pool_take((pool), (count), sizeof *(pointer)))
 

@@ -164,17 +164,7 @@ void ln_transport_close(struct ln_transport *t) {
     pthread_cond_destroy(&t->threads.handed_back);
     pthread_mutex_destroy(&t->threads.caller);
     pthread_mutex_destroy(&t->threads.lock);
-    for (int kind = 0; kind < 2; kind++) {
-        free(t->phase[kind].buckets.over);
-        free(t->phase[kind].buckets.checked);
-        free(t->phase[kind].buckets.reached);
-        free(t->phase[kind].buckets.passed);
-        free(t->phase[kind].buckets.late);
-        free(t->phase[kind].buckets.missing);
-    }
     free(t->gathers[LOSSYNET_GATHER].kept);
-    free(t->session.padding);
-    free(t->session.sealed);
     ln_agenda_close(&t->agenda);
     free(t->peers);
     free(t);

@@ -97,8 +97,8 @@ lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
                                   ln_link_open link_open, lossynet_share share, void *share_context,
                                   struct ln_transport **out);
 
-/* Allocates the memory that depends on the shape. With t NULL it only counts the bytes. The
- * caller must check pool->out_of_memory. */
+/* Takes the memory that depends on the shape from the pool, which is to be closed after the transport.
+ * With t NULL it only counts the bytes. The caller must check pool->out_of_memory. */
 void ln_transport_shape(struct ln_transport *t, struct ln_pool *pool,
                         const struct ln_transport_shape *shape,
                         const struct ln_transport_calls *calls);

@@ -90,6 +90,7 @@ static void measure(int ranks) {
     const double one = microseconds(t, TURNS, true, false);
     printf("| %d | %.2f | %.2f | %.2f | %.0f |\n", ranks, idle, waits, one, all);
     ln_transport_close(t);
+    ln_pool_close(&pool);
 }
 
 int main(int argc, char **argv) {
