@@ -7,7 +7,8 @@
  *     cuda/device.h       memory, streams (with a drawing of their waits), matrix products
  *     backend_cuda.h      how a program finds a device and gets this backend
  *
- * Every operation takes its turn (device_scope) and queues its work on the compute stream.
+ * Every operation takes its turn (in_turn, in the table at the end) and queues its work on the compute
+ * stream.
  *
  * Where numbers are rounded, in bfloat16 mode: every tensor an operation writes is rounded once,
  * from a float32 sum. Gradients of weights are float32 from the start and micro-batches add up in
@@ -48,101 +49,23 @@ typedef float element;
 static const enum dtype working_type = DTYPE_FLOAT32;
 #endif
 
+/* ---- turns -------------------------------------------------------------------------------- */
+
+template <auto function> struct turn;
+template <typename R, typename... A, R (*function)(A...)> struct turn<function> {
+    static R call(A... arguments) {
+        device_scope scope;
+        return function(arguments...);
+    }
+};
+
+/* The operation that calls this function within a device_scope. */
+template <auto function> static constexpr auto in_turn = turn<function>::call;
+
 /* ---- memory ------------------------------------------------------------------------------- */
 
-static void *allocate(size_t bytes) {
-    device_scope scope;
-    return device_allocate(bytes);
-}
-
-static void release(void *memory) {
-    device_scope scope;
-    device_release(memory);
-}
-
-static void copy(void *to, const void *from, size_t bytes) {
-    device_scope scope;
-    device_copy(to, from, bytes);
-}
-
-static void clear(void *memory, size_t bytes) {
-    device_scope scope;
-    device_clear(memory, bytes);
-}
-
-static void upload(void *to, const void *host, size_t bytes) {
-    device_scope scope;
-    device_upload(to, host, bytes);
-}
-
-static void download(void *host, const void *from, size_t bytes) {
-    device_scope scope;
-    device_download(host, from, bytes);
-}
-
-static size_t memory_free(void) {
-    device_scope scope;
-    return device_memory_free();
-}
-
 static void convert(tensor *to, const float *from, size_t n) {
-    device_scope scope;
     cuda_convert<element>((element *)to, from, n, device_stream());
-}
-
-static void *allocate_pinned(size_t bytes) {
-    device_scope scope;
-    return device_allocate_pinned(bytes);
-}
-
-static bool pin(void *memory, size_t bytes) {
-    device_scope scope;
-    return device_pin(memory, bytes);
-}
-
-static void unpin(void *memory) {
-    device_scope scope;
-    device_unpin(memory);
-}
-
-static void release_pinned(void *memory) {
-    device_scope scope;
-    device_release_pinned(memory);
-}
-
-static void d2h_async(void *host, const void *from, size_t bytes) {
-    device_scope scope;
-    device_d2h_async(host, from, bytes);
-}
-
-static void d2h_on_complete(void (*call)(void *context), void *context) {
-    device_scope scope;
-    device_d2h_on_complete(call, context);
-}
-
-static void d2h_mark(int mark) {
-    device_scope scope;
-    device_d2h_mark(mark);
-}
-
-static void d2h_wait_mark(int mark) {
-    device_scope scope;
-    device_d2h_wait_mark(mark);
-}
-
-static void d2h_wait(void) {
-    device_scope scope;
-    device_d2h_wait();
-}
-
-static void d2h_order_mark(int mark) {
-    device_scope scope;
-    device_d2h_order_mark(mark);
-}
-
-static void h2d_async(void *to, const void *host, size_t bytes) {
-    device_scope scope;
-    device_h2d_async(to, host, bytes);
 }
 
 /* Working memory that only one stream uses. */
@@ -165,20 +88,9 @@ static char *stream_memory_of(struct stream_memory *m, size_t bytes, const char 
     return m->memory;
 }
 
-static void h2d_wait(void) {
-    device_scope scope;
-    device_h2d_wait();
-}
-
-static void peer_async(void *to, const void *from, size_t bytes) {
-    device_scope scope;
-    device_peer_async(to, from, bytes);
-}
-
 /* Copies one part while it rounds another, so that little memory is needed between the two. */
 static void h2d_convert_async(weight *to, const float *host, size_t n) {
     static struct stream_memory memory;
-    device_scope scope;
     const size_t part = BACKEND_CUDA_PART_BYTES / 2 / sizeof *host;
     float *received =
         (float *)stream_memory_of(&memory, BACKEND_CUDA_PART_BYTES, "parameters that come");
@@ -194,35 +106,9 @@ static void h2d_convert_async(weight *to, const float *host, size_t n) {
     device_in_end();
 }
 
-static bool share(const void *memory, struct backend_shared *out) {
-    device_scope scope;
-    return device_share(memory, out);
-}
-
-static const void *open_shared(const struct backend_shared *shared) {
-    device_scope scope;
-    return device_open_shared(shared);
-}
-
-static void close_shared(const void *memory) {
-    device_scope scope;
-    device_close_shared(memory);
-}
-
-static void sets_begin(int sets) {
-    device_scope scope;
-    device_sets_begin(sets);
-}
-
-static void sets_end(void) {
-    device_scope scope;
-    device_sets_end();
-}
-
 /* The same on the way out. */
 static void d2h_round_async(uint16_t *host, const float *from, size_t n) {
     static struct stream_memory memory;
-    device_scope scope;
     const size_t part = BACKEND_CUDA_PART_BYTES / 2 / sizeof(bfloat16);
     bfloat16 *leaving =
         (bfloat16 *)stream_memory_of(&memory, BACKEND_CUDA_PART_BYTES, "gradients that leave");
@@ -236,8 +122,7 @@ static void d2h_round_async(uint16_t *host, const float *from, size_t n) {
     }
 }
 
-static void round_to_bf16(float *x, size_t n) {
-    device_scope scope;
+static void round_vector(float *x, size_t n) {
     cuda_round(x, n, device_stream());
 }
 
@@ -259,14 +144,12 @@ struct arguments {
 
 static void embedding_forward(tensor *out, const int32_t *tokens, const tensor *table, int N,
                               int C) {
-    device_scope scope;
     cuda_embedding_forward<element>((element *)out, tokens, (const element *)table, N, C,
                                     device_stream());
 }
 
 static void embedding_backward(float *dtable, const int32_t *tokens, const tensor *dout, int N,
                                int C, int V, bool accumulate) {
-    device_scope scope;
     const size_t bytes = cuda_embedding_backward_workspace(N, C, V);
     cuda_embedding_backward<element>(dtable, tokens, (const element *)dout, N, C, V, accumulate,
                                      device_scratch_memory(SCRATCH_KERNEL, bytes), bytes,
@@ -277,14 +160,12 @@ static void embedding_backward(float *dtable, const int32_t *tokens, const tenso
 
 static void rmsnorm_forward(tensor *out, float *rstd, const tensor *x, const tensor *w, int N,
                             int C, float eps) {
-    device_scope scope;
     cuda_rmsnorm_forward<element>((element *)out, rstd, (const element *)x, (const element *)w, N,
                                   C, eps, device_stream());
 }
 
 static void residual_rmsnorm_forward(tensor *sum, tensor *out, float *rstd, const tensor *x,
                                      const tensor *y, const tensor *w, int N, int C, float eps) {
-    device_scope scope;
     cuda_residual_rmsnorm_forward<element>((element *)sum, (element *)out, rstd, (const element *)x,
                                            (const element *)y, (const element *)w, N, C, eps,
                                            device_stream());
@@ -292,7 +173,6 @@ static void residual_rmsnorm_forward(tensor *sum, tensor *out, float *rstd, cons
 
 static void rmsnorm_backward(tensor *dx, float *dw, const tensor *dout, const tensor *x,
                              const tensor *w, const float *rstd, int N, int C, bool accumulate) {
-    device_scope scope;
     const size_t bytes = cuda_rmsnorm_backward_workspace(N, C);
     cuda_rmsnorm_backward<element>(
         (element *)dx, dw, (const element *)dout, (const element *)x, (const element *)w, rstd, N,
@@ -326,20 +206,17 @@ static void product_backward_weight(float *dw, const element *dout, size_t row, 
 }
 
 static void matmul_forward(tensor *out, const tensor *x, const tensor *w, int N, int I, int O) {
-    device_scope scope;
     product_forward((element *)out, (size_t)O, (const element *)x, (const element *)w, N, I, O);
 }
 
 static void matmul_backward_input(tensor *dx, const tensor *dout, const tensor *w, int N, int I,
                                   int O, bool accumulate) {
-    device_scope scope;
     product_backward_input((element *)dx, (const element *)dout, (size_t)O, (const element *)w, N,
                            I, O, accumulate);
 }
 
 static void matmul_backward_weight(float *dw, const tensor *dout, const tensor *x, int N, int I,
                                    int O, bool accumulate) {
-    device_scope scope;
     product_backward_weight(dw, (const element *)dout, (size_t)O, (const element *)x, N, I, O,
                             accumulate);
 }
@@ -348,13 +225,11 @@ static void matmul_backward_weight(float *dw, const tensor *dout, const tensor *
 
 static void rope(tensor *qkv, const float *cosine, const float *sine, int B, int T, int H, int K,
                  int D, bool backward) {
-    device_scope scope;
     cuda_rope<element>((element *)qkv, cosine, sine, B, T, H, K, D, backward, device_stream());
 }
 
 static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv, int B, int T,
                               int H, int K, int D) {
-    device_scope scope;
     if (attention_cudnn_takes(B, T, H, K, D)) return attention_cudnn_forward(out, log_sum_exp, qkv);
     cuda_attention_forward<element>((element *)out, log_sum_exp, (const element *)qkv, B, T, H, K,
                                     D, device_stream());
@@ -363,7 +238,6 @@ static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv
 static void attention_backward(tensor *dqkv, const tensor *dout, const tensor *out,
                                const tensor *qkv, const float *log_sum_exp, int B, int T, int H,
                                int K, int D) {
-    device_scope scope;
     if (attention_cudnn_takes(B, T, H, K, D))
         return attention_cudnn_backward(dqkv, dout, out, qkv, log_sum_exp);
     const size_t bytes = cuda_attention_backward_workspace(B, T, H, K, D);
@@ -373,31 +247,18 @@ static void attention_backward(tensor *dqkv, const tensor *dout, const tensor *o
                                      device_stream());
 }
 
-static int attention_open(int B, int T, int H, int K, int D, char *why, size_t why_size) {
-    device_scope scope;
-    return attention_cudnn_open(B, T, H, K, D, why, why_size);
-}
-
-static void attention_close(void) {
-    device_scope scope;
-    attention_cudnn_close();
-}
-
 static void attention_continue(tensor *out, const tensor *qkv, int first, int T, int H, int K,
                                int D) {
-    device_scope scope;
     cuda_attention_continue<element>((element *)out, (const element *)qkv, first, T, H, K, D,
                                      device_stream());
 }
 
 static void swiglu_forward(tensor *out, const tensor *gate_up, int N, int F) {
-    device_scope scope;
     cuda_swiglu_forward<element>((element *)out, (const element *)gate_up, N, F, device_stream());
 }
 
 static void swiglu_backward(tensor *dgate_up, const tensor *dout, const tensor *gate_up, int N,
                             int F) {
-    device_scope scope;
     cuda_swiglu_backward<element>((element *)dgate_up, (const element *)dout,
                                   (const element *)gate_up, N, F, device_stream());
 }
@@ -409,7 +270,6 @@ static void swiglu_backward(tensor *dgate_up, const tensor *dout, const tensor *
  * vocabulary. */
 static void classifier(float *losses, tensor *dx_, float *dw, const tensor *x_, const tensor *w_,
                        const int32_t *targets, int N, int C, int V, float scale, bool accumulate) {
-    device_scope scope;
     element *dx = (element *)dx_;
     const element *x = (const element *)x_, *w = (const element *)w_;
     const size_t row = backend_cuda_logits_row(V);
@@ -433,7 +293,6 @@ static void classifier(float *losses, tensor *dx_, float *dw, const tensor *x_, 
 static void adamw(tensor *param, float *master, float *m, float *v, float *ahead,
                   const float *gradient, size_t n, const struct adamw_settings *settings, int step,
                   float learning_rate, float weight_decay, float gradient_scale) {
-    device_scope scope;
     if (param == (tensor *)master) {
         cuda_adamw<float>(master, master, m, v, ahead, gradient, n, settings, step, learning_rate,
                           weight_decay, gradient_scale, device_stream());
@@ -459,7 +318,6 @@ static void adamw_parts(const struct adamw_part *part, int count,
         else if (p.n > 0)
             blocks += adamw_job_of(&job[jobs++], &p, blocks, learning_rate);
         if (jobs == 0 || (jobs < MOST && i < count - 1)) continue;
-        device_scope scope;
         arguments list((size_t)jobs * sizeof *job);
         cuda_adamw_parts<element>(list.add(job, (size_t)jobs), jobs, blocks, settings, step,
                                   learning_rate, gradient_scale, device_stream());
@@ -488,7 +346,6 @@ static void muon_product(void *out, bool is_float32, const element *a, const ele
 static void muon(tensor *param, float *master, float *m, float *ahead, const float *gradient,
                  int rows, int cols, const struct muon_settings *settings, float learning_rate,
                  float weight_decay, float gradient_scale) {
-    device_scope scope;
     const struct muon_matrix k = {rows,         cols,           learning_rate,
                                   weight_decay, gradient_scale, *settings};
     const size_t bytes = muon_workspace<element>::bytes(rows, cols);
@@ -522,7 +379,6 @@ static void some_sums_of_squares(double *out, const float *const *x, const size_
 }
 
 static void sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
-    device_scope scope;
     for (int i = 0; i < count; i += NORM_MOST)
         some_sums_of_squares(out + i, x + i, n + i, count - i < NORM_MOST ? count - i : NORM_MOST);
 }
@@ -538,7 +394,6 @@ static double sum_of_squares(const float *x, size_t n) {
 static void weighted_sum(float *out, const float *const *sender, const float *weight, int N,
                          size_t n, size_t packet) {
     if (n == 0) return;
-    device_scope scope;
     const size_t weights = (n + packet - 1) / packet * (size_t)N;
     arguments list(weights * sizeof *weight + (size_t)N * sizeof *sender);
     const float *const *senders = list.add(sender, (size_t)N);
@@ -587,7 +442,6 @@ static void average_pinned(To *out, const T *const *sender, const float *weight,
     enum { BLOCKS = 32 };
     static struct stream_memory memory; /* addresses of senders, and weights */
     if (n == 0) return;
-    device_scope scope;
     const size_t weights = (n + packet - 1) / packet * (size_t)N * sizeof *weight;
     const size_t senders = ((size_t)N * sizeof *sender + 255) / 256 * 256;
     char *arguments = stream_memory_of(&memory, senders + weights, "the weights of an average");
@@ -606,7 +460,6 @@ static void pinned_sums_begin(void) {
 }
 
 static void pinned_sums_end(void) {
-    device_scope scope;
     sums_together = false;
     wait_for_averages();
 }
@@ -639,7 +492,6 @@ static size_t marks_of(const struct backend_exchange *e) {
 
 static void exchange_round(const struct backend_exchange *e, float *const *vector,
                            uint16_t *const *error, int bits, const uint64_t *key) {
-    device_scope scope;
     const size_t V = (size_t)e->workers;
     arguments list(V * (2 * sizeof *vector + sizeof *key));
     float *const *vectors = list.add(vector, V);
@@ -649,7 +501,6 @@ static void exchange_round(const struct backend_exchange *e, float *const *vecto
 
 static void exchange_average(const struct backend_exchange *e, float *const *vector,
                              const float *weight) {
-    device_scope scope;
     const size_t V = (size_t)e->workers, G = (size_t)e->groups, weights = e->packets * G;
     const size_t senders = (size_t)e->owners * G;
     const float **sender = (const float **)malloc(senders * sizeof *sender);
@@ -667,7 +518,6 @@ static void exchange_average(const struct backend_exchange *e, float *const *vec
 
 static void exchange_copy(const struct backend_exchange *e, float *const *vector,
                           const float *const *ahead, const uint8_t *arrived, int bits) {
-    device_scope scope;
     const size_t V = (size_t)e->workers;
     arguments list(2 * V * sizeof *vector + marks_of(e));
     float *const *vectors = list.add(vector, V);
@@ -678,7 +528,6 @@ static void exchange_copy(const struct backend_exchange *e, float *const *vector
 static void exchange_keep(const struct backend_exchange *e, uint16_t *const *residual,
                           float *const *vector, const uint8_t *arrived, enum backend_lost how,
                           const uint64_t *lots) {
-    device_scope scope;
     const size_t V = (size_t)e->workers;
     arguments list(V * (2 * sizeof *vector + sizeof *lots) + marks_of(e));
     float *const *vectors = list.add(vector, V);
@@ -689,14 +538,12 @@ static void exchange_keep(const struct backend_exchange *e, uint16_t *const *res
 }
 
 static void add_residual(float *vector, const uint16_t *residual, float share, size_t n) {
-    device_scope scope;
     cuda_add_residual(vector, (const bfloat16 *)residual, share, n, device_stream());
 }
 
 static void gather(float *out, float *const *vector, int count, const size_t *element_,
                    const int32_t *of, size_t n) {
     if (n == 0) return;
-    device_scope scope;
     const size_t all = of ? n : (size_t)count * n;
     arguments list(n * (sizeof *element_ + sizeof *of) + (size_t)count * sizeof *vector +
                    all * sizeof *out);
@@ -726,71 +573,71 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     if (working_type == DTYPE_BF16) { /* cuDNN's is not for float32 */
         by_cudnn.choice.from = device_cudnn_from();
         b.attention_choice = &by_cudnn.choice;
-        b.attention_open = attention_open;
-        b.attention_close = attention_close;
+        b.attention_open = in_turn<attention_cudnn_open>;
+        b.attention_close = in_turn<attention_cudnn_close>;
     }
-    b.allocate = allocate;
-    b.release = release;
-    b.copy = copy;
-    b.clear = clear;
-    b.upload = upload;
-    b.download = download;
-    b.memory_free = memory_free;
-    b.convert = convert;
-    b.allocate_pinned = allocate_pinned;
-    b.release_pinned = release_pinned;
-    b.pin = pin;
-    b.unpin = unpin;
-    b.d2h_async = d2h_async;
-    b.d2h_on_complete = d2h_on_complete;
-    b.d2h_wait = d2h_wait;
-    b.d2h_mark = d2h_mark;
-    b.d2h_wait_mark = d2h_wait_mark;
-    b.d2h_order_mark = d2h_order_mark;
-    b.h2d_async = h2d_async;
-    b.h2d_wait = h2d_wait;
-    b.peer_async = peer_async;
-    b.h2d_convert_async = h2d_convert_async;
-    b.d2h_round_async = d2h_round_async;
-    b.round = round_to_bf16;
-    b.share = share;
-    b.open_shared = open_shared;
-    b.close_shared = close_shared;
-    b.sets_begin = sets_begin;
+    b.allocate = in_turn<device_allocate>;
+    b.release = in_turn<device_release>;
+    b.copy = in_turn<device_copy>;
+    b.clear = in_turn<device_clear>;
+    b.upload = in_turn<device_upload>;
+    b.download = in_turn<device_download>;
+    b.memory_free = in_turn<device_memory_free>;
+    b.convert = in_turn<convert>;
+    b.allocate_pinned = in_turn<device_allocate_pinned>;
+    b.release_pinned = in_turn<device_release_pinned>;
+    b.pin = in_turn<device_pin>;
+    b.unpin = in_turn<device_unpin>;
+    b.d2h_async = in_turn<device_d2h_async>;
+    b.d2h_on_complete = in_turn<device_d2h_on_complete>;
+    b.d2h_wait = in_turn<device_d2h_wait>;
+    b.d2h_mark = in_turn<device_d2h_mark>;
+    b.d2h_wait_mark = in_turn<device_d2h_wait_mark>;
+    b.d2h_order_mark = in_turn<device_d2h_order_mark>;
+    b.h2d_async = in_turn<device_h2d_async>;
+    b.h2d_wait = in_turn<device_h2d_wait>;
+    b.peer_async = in_turn<device_peer_async>;
+    b.h2d_convert_async = in_turn<h2d_convert_async>;
+    b.d2h_round_async = in_turn<d2h_round_async>;
+    b.round = in_turn<round_vector>;
+    b.share = in_turn<device_share>;
+    b.open_shared = in_turn<device_open_shared>;
+    b.close_shared = in_turn<device_close_shared>;
+    b.sets_begin = in_turn<device_sets_begin>;
     b.use_set = device_use_set;
-    b.sets_end = sets_end;
-    b.embedding_forward = embedding_forward;
-    b.embedding_backward = embedding_backward;
-    b.rmsnorm_forward = rmsnorm_forward;
-    b.residual_rmsnorm_forward = residual_rmsnorm_forward;
-    b.rmsnorm_backward = rmsnorm_backward;
-    b.matmul_forward = matmul_forward;
-    b.matmul_backward_input = matmul_backward_input;
-    b.matmul_backward_weight = matmul_backward_weight;
-    b.rope = rope;
-    b.attention_forward = attention_forward;
-    b.attention_backward = attention_backward;
-    b.attention_continue = attention_continue;
-    b.swiglu_forward = swiglu_forward;
-    b.swiglu_backward = swiglu_backward;
-    b.classifier = classifier;
-    b.adamw = adamw;
-    b.adamw_parts = adamw_parts;
-    b.muon = muon;
-    b.sum_of_squares = sum_of_squares;
-    b.sums_of_squares = sums_of_squares;
-    b.weighted_sum = weighted_sum;
-    b.weighted_sum_pinned = weighted_sum_pinned;
-    b.weighted_sum_pinned_bf16 = weighted_sum_pinned_bf16;
-    b.rounded_sum_pinned_bf16 = rounded_sum_pinned_bf16;
-    b.rounded_sum_pinned = rounded_sum_pinned;
+    b.sets_end = in_turn<device_sets_end>;
+    b.embedding_forward = in_turn<embedding_forward>;
+    b.embedding_backward = in_turn<embedding_backward>;
+    b.rmsnorm_forward = in_turn<rmsnorm_forward>;
+    b.residual_rmsnorm_forward = in_turn<residual_rmsnorm_forward>;
+    b.rmsnorm_backward = in_turn<rmsnorm_backward>;
+    b.matmul_forward = in_turn<matmul_forward>;
+    b.matmul_backward_input = in_turn<matmul_backward_input>;
+    b.matmul_backward_weight = in_turn<matmul_backward_weight>;
+    b.rope = in_turn<rope>;
+    b.attention_forward = in_turn<attention_forward>;
+    b.attention_backward = in_turn<attention_backward>;
+    b.attention_continue = in_turn<attention_continue>;
+    b.swiglu_forward = in_turn<swiglu_forward>;
+    b.swiglu_backward = in_turn<swiglu_backward>;
+    b.classifier = in_turn<classifier>;
+    b.adamw = in_turn<adamw>;
+    b.adamw_parts = in_turn<adamw_parts>;
+    b.muon = in_turn<muon>;
+    b.sum_of_squares = in_turn<sum_of_squares>;
+    b.sums_of_squares = in_turn<sums_of_squares>;
+    b.weighted_sum = in_turn<weighted_sum>;
+    b.weighted_sum_pinned = in_turn<weighted_sum_pinned>;
+    b.weighted_sum_pinned_bf16 = in_turn<weighted_sum_pinned_bf16>;
+    b.rounded_sum_pinned_bf16 = in_turn<rounded_sum_pinned_bf16>;
+    b.rounded_sum_pinned = in_turn<rounded_sum_pinned>;
     b.pinned_sums_begin = pinned_sums_begin;
-    b.pinned_sums_end = pinned_sums_end;
-    b.exchange_round = exchange_round;
-    b.exchange_average = exchange_average;
-    b.exchange_copy = exchange_copy;
-    b.exchange_keep = exchange_keep;
-    b.add_residual = add_residual;
-    b.gather = gather;
+    b.pinned_sums_end = in_turn<pinned_sums_end>;
+    b.exchange_round = in_turn<exchange_round>;
+    b.exchange_average = in_turn<exchange_average>;
+    b.exchange_copy = in_turn<exchange_copy>;
+    b.exchange_keep = in_turn<exchange_keep>;
+    b.add_residual = in_turn<add_residual>;
+    b.gather = in_turn<gather>;
     return &b;
 }
