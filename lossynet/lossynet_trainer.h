@@ -123,14 +123,14 @@ struct lossynet_memory {
  *         arrived[v * K + k] is not 0, elsewhere to the elements. After `round` it leaves
  *         the residual where the packet arrived, and elsewhere adds the elements as they were sent. It rounds
  *         at random, element e of the vector of v with lots[v] (ln_bf16_keep_sum in base.h)
- *   save  copies the residual of all P elements into the host's memory, which need not be aligned
- *   load  copies n elements from `offset` on back; called for one part after another */
+ *   save, load  copy the residual of all P elements into the host's memory, and back. That memory need
+ *         not be aligned */
 struct lossynet_residuals {
     void *context;
     void (*round)(void *context, int bits, const uint64_t *key);
     void (*keep)(void *context, const uint8_t *arrived, const uint64_t *lots);
     void (*save)(void *context, int worker, void *out);
-    void (*load)(void *context, int worker, size_t offset, size_t n, const uint16_t *in);
+    void (*load)(void *context, int worker, const void *in);
 };
 
 /* Where an owner has a shard, in float32. By default both are its elements of the vectors that the

@@ -270,14 +270,11 @@ int resume_open(const char *directory, json_t **saved, struct resume_point *at) 
 struct candidate {
     char *path;
     int64_t start, step;
-    double saved;
 };
 
 static int older_first(const void *a, const void *b) {
     const struct candidate *x = a, *y = b;
     if (x->start != y->start) return x->start < y->start ? -1 : 1;
-    /* Checkpoints of before 0.1.0 have no start: there, the time is all there is. */
-    if (!x->start && x->saved != y->saved) return x->saved < y->saved ? -1 : 1;
     return (x->step > y->step) - (x->step < y->step);
 }
 
@@ -313,8 +310,7 @@ static size_t find(const char *out, struct candidate **found, size_t *damaged) {
         }
         char *copy = count < room ? strdup(path) : NULL;
         if (copy) {
-            struct candidate c = {copy, integer(saved, "start"), integer(saved, "step"),
-                                  real(saved, "saved")};
+            struct candidate c = {copy, integer(saved, "start"), integer(saved, "step")};
             (*found)[count++] = c;
         }
         json_decref(saved);
@@ -381,17 +377,14 @@ int resume_choose(struct options *o, const char *newest) {
     static char chosen[FILE_PATH_BYTES];
     json_t *saved;
     if (!o->resume) return 0;
-    if (o->eval || o->generate || o->dry_run) {
-        log_error(
+    if (o->eval || o->generate || o->dry_run)
+        return log_wrong_usage(
             "--resume: expected without --eval, --generate and --dry-run; give them --model %s",
             o->resume);
-        return 2;
-    }
     if (strcmp(o->resume, "auto") == 0) {
-        if (!o->out) {
-            log_error("--resume auto: expected --out DIR, whose newest checkpoint it takes");
-            return 2;
-        }
+        if (!o->out)
+            return log_wrong_usage(
+                "--resume auto: expected --out DIR, whose newest checkpoint it takes");
         o->resume = *newest ? chosen : NULL;
         if (!o->resume) return 0;
         if (file_join(chosen, o->out, newest)) return 1;

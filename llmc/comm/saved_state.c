@@ -339,8 +339,7 @@ static int choice_of(const json_t *options, const char *option, const char *cons
     return 0;
 }
 
-/* The learning rates that saved options ask for. Options that an older checkpoint lacks had their
- * defaults. */
+/* The learning rates that saved options ask for. */
 static struct schedule saved_schedule(const json_t *options) {
     const struct schedule s = {
         .kind = choice_of(options, "schedule", schedule_names),
@@ -369,17 +368,6 @@ static void compare_schedules(json_t *list, const json_t *was, const json_t *is,
                           json_object_get(is, names[i]));
 }
 
-/* A saved option. Older checkpoints name an option's values for gradients and parameters apart. The
- * caller releases it. */
-static json_t *saved_value(const json_t *options, const char *name) {
-    char gradient[64], parameter[64];
-    snprintf(gradient, sizeof gradient, "gradient-%s", name);
-    snprintf(parameter, sizeof parameter, "parameter-%s", name);
-    json_t *one = json_object_get(options, gradient), *other = json_object_get(options, parameter);
-    if (!one) return json_incref(json_object_get(options, name));
-    return json_equal(one, other) ? json_incref(one) : json_pack("[O,O]", one, other);
-}
-
 /* Effective values that a checkpoint names apart, and the options that are marked so. All others may
  * differ without any effect on the results. */
 static void compare_options(json_t *list, const json_t *was, const json_t *is) {
@@ -387,20 +375,14 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
     const struct lossynet_option *e;
     const char *name;
     json_t *value;
-    json_object_foreach(json_object_get(is, "settings"), name, value) {
-        const json_t *before = json_object_get(json_object_get(was, "settings"), name);
-        if (before) compare_value(list, name, before, value); /* an older checkpoint may lack it */
-    }
+    json_object_foreach(json_object_get(is, "settings"), name, value)
+        compare_value(list, name, json_object_get(json_object_get(was, "settings"), name), value);
     for (int i = 0; (e = options_entry(i)) != NULL; i++) {
         if (!(e->marks & LOSSYNET_RESUMED)) continue;
-        value = saved_value(old, e->name);
-        compare_value(list, e->name, value, json_object_get(now, e->name));
-        json_decref(value);
+        compare_value(list, e->name, json_object_get(old, e->name), json_object_get(now, e->name));
     }
     compare_schedules(list, old, now, (int)json_integer_value(json_object_get(was, "step")));
     compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
-    if (json_array_size(json_object_get(was, "products")) > 0) /* of an earlier version */
-        differ(list, "products were computed by algorithms that --tune chose, which is gone");
     if (json_integer_value(json_object_get(was, "attention")) !=
         json_integer_value(json_object_get(is, "attention")))
         differ(list, "attention is computed by other kernels (--attention)");
@@ -465,7 +447,7 @@ static void show(const struct data_parallel *d, const char *directory, int step,
     fflush(stdout);
 }
 
-/* What is saved of another optimizer is of no use. Checkpoints without the option are AdamW's. */
+/* What is saved of another optimizer is of no use. */
 static int check_optimizer(const struct data_parallel *d, const char *directory,
                            const json_t *saved) {
     const int was = choice_of(json_object_get(saved, "options"), "optimizer", optimizer_names);

@@ -207,7 +207,7 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
     const double stale = s->saving.stale * 4 * e->parameters * (replicas_of(s) - owned);
     return hf_model_bytes_of_rank(c, s->saving.shard_bytes, s->saving.rank, s->run.ranks) +
            e->line[LINE_OPTIMIZER] + stale +
-           (s->run.carries[s->run.device] ? 4 * e->parameters * local_of(s) : 0) +
+           (s->run.carries[s->run.device] ? 2 * e->parameters * local_of(s) : 0) +
            e->line[LINE_AHEAD];
 }
 
@@ -290,7 +290,7 @@ double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
     const double P = (double)config_parameters(config), N = s->run.workers;
     int shortest, groups = groups_of(s, &shortest);
-    const double carried = s->run.carries[s->run.device] ? N * 4 * P : 0;
+    const double carried = s->run.carries[s->run.device] ? N * 2 * P : 0;
     return 4 * P + 8 * P * (s->run.steps_alone ? N : 1) + s->saving.stale * (groups - 1) * 4 * P +
            carried;
 }

@@ -25,7 +25,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-
 void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart) {
     size_t local = (size_t)comm->workers.local;
     if (apart)
@@ -70,51 +69,22 @@ void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
         ln_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
 }
 
-/* Saved residuals are float32, as they were in earlier versions. bfloat16 becomes float32 and back
- * without a change. */
-enum { PIECE = 1 << 14 };
-
-static size_t of_piece(size_t left) {
-    return left < PIECE ? left : PIECE;
-}
-
 void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
-    char *to = (char *)out;
-    /* The caller's residual first comes into the second half of `out`, so that it is one copy. */
-    const char *from = to + n * sizeof(uint16_t);
     if (comm->feedback.residual)
-        from = (const char *)(comm->feedback.residual + (size_t)v * n);
+        memcpy(out, comm->feedback.residual + (size_t)v * n, n * sizeof(uint16_t));
     else
-        apart->save(apart->context, comm->workers.first + v, to + n * sizeof(uint16_t));
-    for (size_t i = 0, count; i < n; i += count) {
-        uint16_t piece[PIECE];
-        count = of_piece(n - i);
-        memcpy(piece, from + i * sizeof *piece, count * sizeof *piece);
-        for (size_t e = 0; e < count; e++) {
-            const float x = ln_bf16_widen(piece[e]);
-            memcpy(to + (i + e) * sizeof x, &x, sizeof x);
-        }
-    }
+        apart->save(apart->context, comm->workers.first + v, out);
 }
 
 void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
-    for (size_t i = 0, count; i < n; i += count) {
-        uint16_t piece[PIECE];
-        count = of_piece(n - i);
-        for (size_t e = 0; e < count; e++) {
-            float x;
-            memcpy(&x, (const char *)in + (i + e) * sizeof x, sizeof x);
-            piece[e] = ln_bf16_keep(x);
-        }
-        if (comm->feedback.residual)
-            memcpy(comm->feedback.residual + (size_t)v * n + i, piece, count * sizeof *piece);
-        else
-            apart->load(apart->context, comm->workers.first + v, i, count, piece);
-    }
+    if (comm->feedback.residual)
+        memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(uint16_t));
+    else
+        apart->load(apart->context, comm->workers.first + v, in);
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_load(comm, v);
 }
 

@@ -28,15 +28,13 @@ enum content {
     DOUBLES,     /* finite */
     ROUNDS,      /* struct ln_rounds_sums */
     AGES,        /* uint32_t, of a worker's packets */
-    RESIDUAL     /* floats that ln_feedback_save writes */
+    RESIDUAL     /* bfloat16, finite, that ln_feedback_save writes */
 };
 
 struct part {
     void *at; /* what it is a copy of; NULL: it is zeros, which are not loaded */
     size_t bytes;
     enum content content;
-    bool later;          /* states of earlier versions may end before it; then it is: */
-    const void *instead; /* NULL: what it was */
 };
 
 struct parts { /* the form of a state: these, one after another */
@@ -64,10 +62,8 @@ static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
     return ln_mix(hash ^ comm->loss.seed);
 }
 
-static struct part *add(struct parts *p, void *at, size_t bytes, enum content content) {
-    struct part *part = &p->part[p->count++];
-    *part = (struct part){.at = at, .bytes = bytes, .content = content};
-    return part;
+static void add(struct parts *p, void *at, size_t bytes, enum content content) {
+    p->part[p->count++] = (struct part){.at = at, .bytes = bytes, .content = content};
 }
 
 static void add_common(struct lossynet_comm *comm, struct parts *p) {
@@ -76,27 +72,24 @@ static void add_common(struct lossynet_comm *comm, struct parts *p) {
     add(p, &drift->measured, sizeof drift->measured, NUMBERS);
     add(p, drift->fresh.last, sample, FLOATS);
     add(p, drift->fresh.change, ring, FLOATS);
-    add(p, &comm->lead.sums, sizeof comm->lead.sums, DOUBLES)->later = true;
-    add(p, drift->model.value, sample, FLOATS)->instead = drift->fresh.last;
-    add(p, &comm->retransmission.sums, sizeof comm->retransmission.sums, ROUNDS)->later = true;
-    struct part *sent = add(p, drift->sent.last, sample, FLOATS);
-    sent->later = true;
-    sent->instead = drift->fresh.last;
-    add(p, drift->sent.change, ring, FLOATS)->instead = drift->fresh.change;
+    add(p, &comm->lead.sums, sizeof comm->lead.sums, DOUBLES);
+    add(p, drift->model.value, sample, FLOATS);
+    add(p, &comm->retransmission.sums, sizeof comm->retransmission.sums, ROUNDS);
+    add(p, drift->sent.last, sample, FLOATS);
+    add(p, drift->sent.change, ring, FLOATS);
 }
 
 static void add_worker(struct lossynet_comm *comm, int v, struct parts *p) {
     const size_t workers = (size_t)comm->workers.count, packets = comm->partition.packets;
     const size_t links = ln_partition_owner_packets(&comm->partition, comm->workers.first + v);
     uint64_t *chain = comm->arrivals.chain;
-    add(p, NULL, 2 * sizeof(double), NUMBERS); /* version 0.1.0 has an estimator that is gone */
     add(p, &comm->stats.totals[v], sizeof comm->stats.totals[v], NUMBERS);
     for (size_t phase = 0; phase < 2; phase++)
         add(p, chain ? chain + (phase * (size_t)comm->workers.local + (size_t)v) * workers : NULL,
             workers * sizeof *chain, NUMBERS);
     add(p, comm->arrivals.age + (size_t)v * packets, packets * sizeof(uint32_t), AGES);
     if (!comm->feedback.mass) return;
-    add(p, comm->feedback.mass, comm->partition.elements * sizeof(float), RESIDUAL);
+    add(p, comm->feedback.mass, comm->partition.elements * sizeof(uint16_t), RESIDUAL);
     add(p, ln_feedback_mass(comm, v), links * workers * sizeof(float), MASSES);
 }
 
@@ -134,16 +127,19 @@ void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out
     }
 }
 
-/* Whether n floats or doubles (`wide`) are finite and, with `counts`, not negative. Bytes need not be
- * aligned. */
-static bool are_sound(const char *bytes, size_t n, bool wide, bool counts) {
-    for (size_t i = 0; i < n; i++) {
+/* Whether all numbers of `size` bytes (2: bfloat16, 4: float, 8: double) are finite and, with `counts`, not
+ * negative. Bytes need not be aligned. */
+static bool are_sound(const struct part *part, const char *bytes, size_t size, bool counts) {
+    for (size_t i = 0; i < part->bytes; i += size) {
         double x;
         float narrow;
-        if (wide)
-            memcpy(&x, bytes + i * sizeof x, sizeof x);
+        uint16_t half;
+        if (size == sizeof half)
+            memcpy(&half, bytes + i, size), x = (double)ln_bf16_widen(half);
+        else if (size == sizeof narrow)
+            memcpy(&narrow, bytes + i, size), x = (double)narrow;
         else
-            memcpy(&narrow, bytes + i * sizeof narrow, sizeof narrow), x = (double)narrow;
+            memcpy(&x, bytes + i, size);
         if (!isfinite(x) || (counts && x < 0)) return false;
     }
     return true;
@@ -179,11 +175,12 @@ static bool is_sound(const struct lossynet_comm *comm, int worker, const struct 
     case FINGERPRINT:
         return !memcmp(bytes, part->at, part->bytes);
     case FLOATS:
-    case RESIDUAL:
     case MASSES:
-        return are_sound(bytes, part->bytes / sizeof(float), false, part->content == MASSES);
+        return are_sound(part, bytes, sizeof(float), part->content == MASSES);
     case DOUBLES:
-        return are_sound(bytes, part->bytes / sizeof(double), true, false);
+        return are_sound(part, bytes, sizeof(double), false);
+    case RESIDUAL:
+        return are_sound(part, bytes, sizeof(uint16_t), false);
     case ROUNDS:
         return are_sound_rounds(bytes);
     case AGES:
@@ -197,23 +194,20 @@ static void load_part(struct lossynet_comm *comm, int worker, const struct part 
                       const void *bytes) {
     if (part->content == RESIDUAL)
         ln_feedback_load(comm, worker - comm->workers.first, bytes);
-    else if (part->at && part->bytes && bytes)
+    else if (part->at && part->bytes)
         memcpy(part->at, bytes, part->bytes);
 }
 
 bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count) {
     struct parts p;
-    size_t at[PARTS_MOST + 1] = {0};
-    int has = 0; /* parts */
+    const char *from = bytes;
+    if (count != lossynet_state_bytes(comm, worker)) return false;
     find_parts(comm, worker, &p);
-    for (; has < p.count && at[has] + p.part[has].bytes <= count; has++)
-        at[has + 1] = at[has] + p.part[has].bytes;
-    if (at[has] != count || (has < p.count && !p.part[has].later)) return false;
-    for (int i = 0; i < has; i++)
-        if (!is_sound(comm, worker, &p.part[i], (const char *)bytes + at[i])) return false;
-    for (int i = 0; i < p.count; i++)
-        load_part(comm, worker, &p.part[i],
-                  i < has ? (const char *)bytes + at[i] : p.part[i].instead);
+    for (int i = 0; i < p.count; from += p.part[i++].bytes)
+        if (!is_sound(comm, worker, &p.part[i], from)) return false;
+    from = bytes;
+    for (int i = 0; i < p.count; from += p.part[i++].bytes)
+        load_part(comm, worker, &p.part[i], from);
     if (worker == LOSSYNET_ALL_WORKERS)
         comm->drift.led_until = comm->drift.measured + LOSSYNET_RING;
     return true;
