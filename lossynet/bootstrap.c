@@ -43,18 +43,17 @@ static void send_datagrams_at_once(void) {
 static lossynet_status join(int *argc, char ***argv, struct lossynet_world *world) {
     send_datagrams_at_once();
     int provided, code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    if (code != MPI_SUCCESS) {
-        ln_log("MPI_Init_thread failed with code %d: expected a job that mpirun or srun "
-               "started",
-               code);
-        return LOSSYNET_LINK;
-    }
-    if (provided < MPI_THREAD_FUNNELED) {
-        ln_log("MPI offers thread level %d: expected MPI_THREAD_FUNNELED (%d), because ranks "
-               "compute with threads",
-               provided, MPI_THREAD_FUNNELED);
-        return LOSSYNET_LINK;
-    }
+    if (code != MPI_SUCCESS)
+        return ln_fail(LOSSYNET_LINK,
+                       "MPI_Init_thread failed with code %d: expected a job that mpirun or srun "
+                       "started",
+                       code);
+    if (provided < MPI_THREAD_FUNNELED)
+        return ln_fail(
+            LOSSYNET_LINK,
+            "MPI offers thread level %d: expected MPI_THREAD_FUNNELED (%d), because ranks "
+            "compute with threads",
+            provided, MPI_THREAD_FUNNELED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm host;
     if (MPI_Comm_rank(MPI_COMM_WORLD, &world->rank) ||
@@ -66,8 +65,7 @@ static lossynet_status join(int *argc, char ***argv, struct lossynet_world *worl
     MPI_Comm_free(&host);
     if (!wrong) return LOSSYNET_OK;
 failed:
-    ln_log("MPI cannot tell this rank's place among the ranks");
-    return LOSSYNET_LINK;
+    return ln_fail(LOSSYNET_LINK, "MPI cannot tell this rank's place among the ranks");
 }
 
 lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
@@ -81,10 +79,10 @@ static lossynet_status share_by_mpi(const struct lossynet_world *world, void *al
     if (started && !MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, (int)bytes, MPI_BYTE,
                                   MPI_COMM_WORLD))
         return LOSSYNET_OK;
-    ln_log("rank %d of %d: the ranks cannot meet: expected lossynet_bootstrap first, and a "
-           "working MPI",
-           world->rank, world->ranks);
-    return LOSSYNET_LINK;
+    return ln_fail(LOSSYNET_LINK,
+                   "rank %d of %d: the ranks cannot meet: expected lossynet_bootstrap first, and a "
+                   "working MPI",
+                   world->rank, world->ranks);
 }
 
 /* Waits until every rank calls this. Returns false if one has not done so after `seconds`. */
@@ -122,22 +120,22 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
     const char *names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
     for (size_t i = 0; launcher_seen() && i < sizeof names / sizeof *names; i++) {
         const char *size = getenv(names[i]);
-        if (size && atoi(size) > 1) {
-            ln_log("started with %s=%s, but built without MPI: install Open MPI (mpicc) and "
-                   "build again",
-                   names[i], size);
-            return LOSSYNET_LINK;
-        }
+        if (size && atoi(size) > 1)
+            return ln_fail(
+                LOSSYNET_LINK,
+                "started with %s=%s, but built without MPI: install Open MPI (mpicc) and "
+                "build again",
+                names[i], size);
     }
     return LOSSYNET_OK;
 }
 
 static lossynet_status share_by_mpi(const struct lossynet_world *world, void *all, size_t bytes) {
     (void)all, (void)bytes;
-    ln_log("%d ranks, but this program was built without MPI: install Open MPI (mpicc) and "
-           "build again",
-           world->ranks);
-    return LOSSYNET_LINK;
+    return ln_fail(LOSSYNET_LINK,
+                   "%d ranks, but this program was built without MPI: install Open MPI (mpicc) and "
+                   "build again",
+                   world->ranks);
 }
 
 void lossynet_shutdown(int exit_code) {

@@ -61,18 +61,16 @@ static void place(struct lossynet_comm *comm, const struct lossynet_world *world
 
 /* Checks that buckets and packet numbers fit into a datagram's header. */
 static lossynet_status check_wire(const struct ln_partition *partition) {
-    if (partition->buckets > WIRE_BUCKETS) {
-        ln_log("buckets %d: expected at most %d, with more than one rank", partition->buckets,
-               WIRE_BUCKETS);
-        return LOSSYNET_INVALID;
-    }
+    if (partition->buckets > WIRE_BUCKETS)
+        return ln_refuse("buckets %d: expected at most %d, with more than one rank",
+                         partition->buckets, WIRE_BUCKETS);
     for (int i = 0; i < partition->buckets * partition->workers; i++) {
         size_t packets = partition->shard_packet[i + 1] - partition->shard_packet[i];
         if (packets <= WIRE_PACKETS) continue;
-        ln_log("bucket %d: %zu packets for one owner: expected at most %d, so larger packets "
-               "(packet_bytes), more workers or smaller buckets",
-               i / partition->workers, packets, WIRE_PACKETS);
-        return LOSSYNET_INVALID;
+        return ln_refuse(
+            "bucket %d: %zu packets for one owner: expected at most %d, so larger packets "
+            "(packet_bytes), more workers or smaller buckets",
+            i / partition->workers, packets, WIRE_PACKETS);
     }
     return LOSSYNET_OK;
 }
@@ -117,10 +115,9 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
         ln_log("%s", why);
         return status;
     }
-    if (comm->loss.replay && settings->residuals) {
-        ln_log("loss model replay, error feedback: expected vectors in the host's memory");
-        return LOSSYNET_INVALID;
-    }
+    if (comm->loss.replay && settings->residuals)
+        return ln_refuse(
+            "loss model replay, error feedback: expected vectors in the host's memory");
     status = ln_partition_open(&comm->partition, settings->workers,
                                settings->group > 1 ? settings->group : 1, settings->group_sizes,
                                settings->buckets, settings->bucket_elements,
@@ -195,10 +192,9 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
         uint64_t prepared, fingerprint, wire_dtype;
     };
     struct hello *hello = ln_memory_take((size_t)comm->world.ranks, sizeof *hello);
-    if (!hello) {
-        ln_log("rank %d: no memory to greet %d ranks", comm->world.rank, comm->world.ranks);
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!hello)
+        return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory to greet %d ranks", comm->world.rank,
+                       comm->world.ranks);
     hello[comm->world.rank].prepared = prepared == LOSSYNET_OK;
     hello[comm->world.rank].wire_dtype = settings->wire_dtype;
     if (!prepared) hello[comm->world.rank].fingerprint = fingerprint(comm, settings);
@@ -267,10 +263,7 @@ static lossynet_status open_over(const struct lossynet_world *world,
     lossynet_status status = ln_settings_check(world, settings);
     if (status) return status;
     struct lossynet_comm *comm = ln_memory_take(1, sizeof *comm);
-    if (!comm) {
-        ln_log("no memory for a comm");
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!comm) return ln_fail(LOSSYNET_NO_MEMORY, "no memory for a comm");
     comm->resources.log = target_of(settings);
     place(comm, world, settings->workers);
     if (world->ranks > 1)

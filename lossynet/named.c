@@ -34,15 +34,9 @@ lossynet_status lossynet_named_set(struct lossynet_named *named, const char *nam
                                    const char *value) {
     const int i = find(name);
     char wrong[512];
-    if (i < 0) {
-        ln_log("there is no setting '%s'", name);
-        return LOSSYNET_INVALID;
-    }
+    if (i < 0) return ln_refuse("there is no setting '%s'", name);
     char *text = strdup(value);
-    if (!text) {
-        ln_log("no memory for the setting %s", name);
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!text) return ln_fail(LOSSYNET_NO_MEMORY, "no memory for the setting %s", name);
     struct lossynet_options changed = named->options;
     const struct lossynet_option *option = lossynet_option_at(i);
     if (option->kind == LOSSYNET_OPTION_TEXT && !*value && !option->initial) {
@@ -97,10 +91,7 @@ lossynet_status lossynet_named_tensor(struct lossynet_named *named, const char *
     struct lossynet_tensor *more = realloc(named->tensor, bytes);
     if (more) named->tensor = more;
     char *copy = more ? strdup(name) : NULL;
-    if (!copy) {
-        ln_log("no memory for the name of a tensor");
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!copy) return ln_fail(LOSSYNET_NO_MEMORY, "no memory for the name of a tensor");
     named->tensor[named->tensors++] = (struct lossynet_tensor){copy, first, count};
     return LOSSYNET_OK;
 }

@@ -162,23 +162,21 @@ static lossynet_status share_as_root(struct rendezvous *r, char *all, size_t byt
         uint64_t announced = 0;
         r->lost = rank; /* until it has said its part */
         if (!receive_all(r->peer[rank], &announced, sizeof announced) ||
-            (announced == bytes &&
-             !receive_all(r->peer[rank], all + (size_t)rank * bytes, bytes))) {
-            ln_log("rendezvous: rank 0 has heard nothing more from rank %d: %s", rank, reason());
-            return LOSSYNET_LINK;
-        }
-        if (announced != bytes) {
-            ln_log("rendezvous: rank %d shares %llu bytes, rank 0 %zu: expected the same "
-                   "program and settings on all ranks",
-                   rank, (unsigned long long)announced, bytes);
-            return LOSSYNET_PROTOCOL;
-        }
+            (announced == bytes && !receive_all(r->peer[rank], all + (size_t)rank * bytes, bytes)))
+            return ln_fail(LOSSYNET_LINK,
+                           "rendezvous: rank 0 has heard nothing more from rank %d: %s", rank,
+                           reason());
+        if (announced != bytes)
+            return ln_fail(LOSSYNET_PROTOCOL,
+                           "rendezvous: rank %d shares %llu bytes, rank 0 %zu: expected the same "
+                           "program and settings on all ranks",
+                           rank, (unsigned long long)announced, bytes);
     }
     for (int rank = 1; rank < r->ranks; rank++) {
         r->lost = rank;
         if (send_all(r->peer[rank], all, (size_t)r->ranks * bytes)) continue;
-        ln_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
-        return LOSSYNET_LINK;
+        return ln_fail(LOSSYNET_LINK, "rendezvous: rank 0 cannot reach rank %d: %s", rank,
+                       reason());
     }
     r->lost = -1;
     return LOSSYNET_OK;
@@ -195,8 +193,8 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
         receive_all(r->peer[0], all, (size_t)world->ranks * bytes))
         return LOSSYNET_OK;
     if (is_time_out()) r->lost = 0; /* a rank 0 that lost another rank would have said so */
-    ln_log("rendezvous: rank %d has heard nothing more from rank 0: %s", world->rank, reason());
-    return LOSSYNET_LINK;
+    return ln_fail(LOSSYNET_LINK, "rendezvous: rank %d has heard nothing more from rank 0: %s",
+                   world->rank, reason());
 }
 
 int lossynet_rendezvous_lost(const struct lossynet_world *world) {
@@ -379,10 +377,9 @@ static lossynet_status gather(struct rendezvous *r, int listener,
         }
         if (ln_now() >= ask) {
             const int ended = find_ended(r, m);
-            if (ended) {
-                ln_log("rendezvous: rank %d has ended and does not come", ended);
-                return LOSSYNET_LINK;
-            }
+            if (ended)
+                return ln_fail(LOSSYNET_LINK, "rendezvous: rank %d has ended and does not come",
+                               ended);
             ask = ln_now() + ENDED_SECONDS;
         }
         const double wait = fmax(fmin(end, ask) - ln_now(), 0);
@@ -446,8 +443,8 @@ static lossynet_status seat_all(struct rendezvous *r, struct host *host, struct 
     for (int rank = 1; rank < r->ranks; rank++) {
         find_seat(host, rank, r->ranks, &r->seat[rank]);
         if (send_all(r->peer[rank], &r->seat[rank], sizeof r->seat[rank])) continue;
-        ln_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
-        return LOSSYNET_LINK;
+        return ln_fail(LOSSYNET_LINK, "rendezvous: rank 0 cannot reach rank %d: %s", rank,
+                       reason());
     }
     return LOSSYNET_OK;
 }
@@ -539,10 +536,11 @@ static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting
      * closes them. */
     const bool hangs = is_time_out() && !*early;
     if (m->missing && hangs) m->missing[0] = true;
-    ln_log("rendezvous '%s': rank %d was not admitted: expected rank 0 of %d ranks there, "
-           "and all others within %g s%s",
-           m->address, m->rank, r->ranks, m->seconds, hangs ? "; rank 0 says nothing at all" : "");
-    return LOSSYNET_LINK;
+    return ln_fail(LOSSYNET_LINK,
+                   "rendezvous '%s': rank %d was not admitted: expected rank 0 of %d ranks there, "
+                   "and all others within %g s%s",
+                   m->address, m->rank, r->ranks, m->seconds,
+                   hangs ? "; rank 0 says nothing at all" : "");
 }
 
 static lossynet_status meet_root(struct rendezvous *r, const struct lossynet_meeting *m,
@@ -582,20 +580,18 @@ lossynet_status lossynet_rendezvous_listen(const char *address, const int ports[
 lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *m,
                                          struct lossynet_world *world) {
     *world = (struct lossynet_world){.rank = m->rank, .ranks = m->ranks, .local_ranks = 1};
-    if (m->ranks < 1 || m->rank < 0 || m->rank >= m->ranks || !(m->seconds > 0)) {
-        ln_log("rendezvous: rank %d of %d, %g s: expected 0 <= rank < ranks, and a time above "
-               "0",
-               m->rank, m->ranks, m->seconds);
-        return LOSSYNET_INVALID;
-    }
+    if (m->ranks < 1 || m->rank < 0 || m->rank >= m->ranks || !(m->seconds > 0))
+        return ln_refuse(
+            "rendezvous: rank %d of %d, %g s: expected 0 <= rank < ranks, and a time above "
+            "0",
+            m->rank, m->ranks, m->seconds);
     const size_t ranks = (size_t)m->ranks;
     if (m->missing) memset(m->missing, 0, ranks * sizeof *m->missing);
     if (m->ranks == 1) return LOSSYNET_OK;
     struct rendezvous *r = ln_memory_take(1, sizeof *r + ranks * sizeof *r->peer);
-    if (!r) {
-        ln_log("rendezvous: rank %d: no memory for %d ranks", m->rank, m->ranks);
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!r)
+        return ln_fail(LOSSYNET_NO_MEMORY, "rendezvous: rank %d: no memory for %d ranks", m->rank,
+                       m->ranks);
     r->ranks = m->ranks;
     r->epoch = m->epoch;
     r->lost = -1;

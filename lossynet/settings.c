@@ -45,22 +45,14 @@ const char *lossynet_wire_dtype_name(int wire_dtype) {
 
 static lossynet_status check_vectors(const struct lossynet_settings *settings) {
     if (settings->vector_dtype == LOSSYNET_FLOAT32) return LOSSYNET_OK;
-    if (settings->vector_dtype != LOSSYNET_BF16) {
-        ln_log("vector dtype %d: expected float32 or bf16", (int)settings->vector_dtype);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->wire_dtype == LOSSYNET_FLOAT32) {
-        ln_log("vectors of bf16, wire dtype float32: expected wire dtype bf16, int8, int6 or int4");
-        return LOSSYNET_INVALID;
-    }
-    if (settings->memory) {
-        ln_log("vectors of bf16: expected them in the host's memory");
-        return LOSSYNET_INVALID;
-    }
-    if (settings->error_feedback && !settings->residuals) {
-        ln_log("vectors of bf16, error feedback: expected residuals that are kept apart");
-        return LOSSYNET_INVALID;
-    }
+    if (settings->vector_dtype != LOSSYNET_BF16)
+        return ln_refuse("vector dtype %d: expected float32 or bf16", (int)settings->vector_dtype);
+    if (settings->wire_dtype == LOSSYNET_FLOAT32)
+        return ln_refuse(
+            "vectors of bf16, wire dtype float32: expected wire dtype bf16, int8, int6 or int4");
+    if (settings->memory) return ln_refuse("vectors of bf16: expected them in the host's memory");
+    if (settings->error_feedback && !settings->residuals)
+        return ln_refuse("vectors of bf16, error feedback: expected residuals that are kept apart");
     return LOSSYNET_OK;
 }
 
@@ -74,32 +66,26 @@ static bool make_up(const size_t *shard, int workers, size_t size) {
 }
 
 static lossynet_status check_sizes(const struct lossynet_settings *settings) {
-    if (settings->buckets < 1 || !settings->bucket_elements) {
-        ln_log("buckets %d: expected at least 1", settings->buckets);
-        return LOSSYNET_INVALID;
-    }
+    if (settings->buckets < 1 || !settings->bucket_elements)
+        return ln_refuse("buckets %d: expected at least 1", settings->buckets);
     size_t elements = 0;
     for (int b = 0; b < settings->buckets; b++) {
         size_t size = settings->bucket_elements[b];
-        if (size == 0 || size > SIZE_MAX / 64 - elements) {
-            ln_log("bucket %d: %zu elements: expected at least 1, and a sum that fits memory", b,
-                   size);
-            return LOSSYNET_INVALID;
-        }
+        if (size == 0 || size > SIZE_MAX / 64 - elements)
+            return ln_refuse(
+                "bucket %d: %zu elements: expected at least 1, and a sum that fits memory", b,
+                size);
         elements += size;
         const size_t first = (size_t)b * (size_t)settings->workers;
         if (settings->shard_elements &&
-            !make_up(settings->shard_elements + first, settings->workers, size)) {
-            ln_log("bucket %d: expected shards of %zu elements in all", b, size);
-            return LOSSYNET_INVALID;
-        }
+            !make_up(settings->shard_elements + first, settings->workers, size))
+            return ln_refuse("bucket %d: expected shards of %zu elements in all", b, size);
     }
-    if (settings->packet_bytes % sizeof(float) || settings->packet_bytes > 1u << 30) {
-        ln_log("packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "
-               "default",
-               settings->packet_bytes);
-        return LOSSYNET_INVALID;
-    }
+    if (settings->packet_bytes % sizeof(float) || settings->packet_bytes > 1u << 30)
+        return ln_refuse(
+            "packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "
+            "default",
+            settings->packet_bytes);
     return LOSSYNET_OK;
 }
 
@@ -112,14 +98,12 @@ static lossynet_status check_group_sizes(const struct lossynet_world *world,
             workers += settings->group_sizes[g];
             continue;
         }
-        ln_log("group %d of %d workers: expected some, and %d in all groups", g,
-               settings->group_sizes[g], settings->workers);
-        return LOSSYNET_INVALID;
+        return ln_refuse("group %d of %d workers: expected some, and %d in all groups", g,
+                         settings->group_sizes[g], settings->workers);
     }
     if (world->ranks == 1 || world->ranks == settings->workers) return LOSSYNET_OK;
-    ln_log("groups of given sizes: expected one worker in each rank, got %d",
-           settings->workers / world->ranks);
-    return LOSSYNET_INVALID;
+    return ln_refuse("groups of given sizes: expected one worker in each rank, got %d",
+                     settings->workers / world->ranks);
 }
 
 static lossynet_status check_group(const struct lossynet_world *world,
@@ -127,128 +111,92 @@ static lossynet_status check_group(const struct lossynet_world *world,
     const int group = settings->group, local = settings->workers / world->ranks;
     if (settings->group_sizes && check_group_sizes(world, settings)) return LOSSYNET_INVALID;
     if (!settings->group_sizes && (group == 0 || group == 1)) return LOSSYNET_OK;
-    if (!settings->group_sizes && (group < 0 || group > settings->workers)) {
-        ln_log("group %d: expected at most the %d workers", group, settings->workers);
-        return LOSSYNET_INVALID;
-    }
-    if (!settings->group_sizes && world->ranks > 1 && local > 1 && local % group) {
-        ln_log("group %d: expected one worker in each rank, or whole groups, got %d workers "
-               "in each",
-               group, local);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->network.skip_late) {
-        ln_log("group %d: expected no deadline", group);
-        return LOSSYNET_INVALID;
-    }
+    if (!settings->group_sizes && (group < 0 || group > settings->workers))
+        return ln_refuse("group %d: expected at most the %d workers", group, settings->workers);
+    if (!settings->group_sizes && world->ranks > 1 && local > 1 && local % group)
+        return ln_refuse(
+            "group %d: expected one worker in each rank, or whole groups, got %d workers "
+            "in each",
+            group, local);
+    if (settings->network.skip_late) return ln_refuse("group %d: expected no deadline", group);
     return LOSSYNET_OK;
 }
 
 lossynet_status ln_settings_check(const struct lossynet_world *world,
                                   const struct lossynet_settings *settings) {
-    if (world->ranks < 1 || world->rank < 0 || world->rank >= world->ranks) {
-        ln_log("rank %d of %d ranks: expected 0 <= rank < ranks", world->rank, world->ranks);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->workers < 1 || settings->workers > WIRE_WORKERS) {
-        ln_log("workers %d: expected 1 to %d", settings->workers, WIRE_WORKERS);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->memory && world->ranks > 1) {
-        ln_log("vectors outside the host's memory: expected 1 rank, got %d", world->ranks);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->workers % world->ranks) {
-        ln_log("workers %d: expected a multiple of the %d ranks", settings->workers, world->ranks);
-        return LOSSYNET_INVALID;
-    }
+    if (world->ranks < 1 || world->rank < 0 || world->rank >= world->ranks)
+        return ln_refuse("rank %d of %d ranks: expected 0 <= rank < ranks", world->rank,
+                         world->ranks);
+    if (settings->workers < 1 || settings->workers > WIRE_WORKERS)
+        return ln_refuse("workers %d: expected 1 to %d", settings->workers, WIRE_WORKERS);
+    if (settings->memory && world->ranks > 1)
+        return ln_refuse("vectors outside the host's memory: expected 1 rank, got %d",
+                         world->ranks);
+    if (settings->workers % world->ranks)
+        return ln_refuse("workers %d: expected a multiple of the %d ranks", settings->workers,
+                         world->ranks);
     if (check_group(world, settings)) return LOSSYNET_INVALID;
     const bool blocks = settings->wire_dtype >= LOSSYNET_INT8;
-    if (settings->wire_dtype < LOSSYNET_FLOAT32 || settings->wire_dtype > LOSSYNET_INT4) {
-        ln_log("wire dtype %d: expected float32, bf16, int8, int6 or int4",
-               (int)settings->wire_dtype);
-        return LOSSYNET_INVALID;
-    }
+    if (settings->wire_dtype < LOSSYNET_FLOAT32 || settings->wire_dtype > LOSSYNET_INT4)
+        return ln_refuse("wire dtype %d: expected float32, bf16, int8, int6 or int4",
+                         (int)settings->wire_dtype);
     if (check_vectors(settings)) return LOSSYNET_INVALID;
     if (blocks && settings->packet_bytes &&
-        ln_payload_elements(LOSSYNET_INT8, settings->packet_bytes) == 0) {
-        ln_log("packet size %zu bytes: expected at least 36, for a block of wire dtype %s",
-               settings->packet_bytes, lossynet_wire_dtype_name((int)settings->wire_dtype));
-        return LOSSYNET_INVALID;
-    }
+        ln_payload_elements(LOSSYNET_INT8, settings->packet_bytes) == 0)
+        return ln_refuse(
+            "packet size %zu bytes: expected at least 36, for a block of wire dtype %s",
+            settings->packet_bytes, lossynet_wire_dtype_name((int)settings->wire_dtype));
     const struct lossynet_memory *memory = settings->memory;
-    if (memory && !(memory->round && memory->average && memory->broadcast && memory->copy &&
-                    memory->gather)) {
-        ln_log("vectors outside the host's memory: expected all functions of lossynet_memory");
-        return LOSSYNET_INVALID;
-    }
+    if (memory &&
+        !(memory->round && memory->average && memory->broadcast && memory->copy && memory->gather))
+        return ln_refuse(
+            "vectors outside the host's memory: expected all functions of lossynet_memory");
     if (settings->wire_dtype != LOSSYNET_FLOAT32 && settings->residuals &&
-        !settings->residuals->round) {
-        ln_log("wire dtype %s, residuals that are kept apart: expected their function round",
-               lossynet_wire_dtype_name((int)settings->wire_dtype));
-        return LOSSYNET_INVALID;
-    }
-    if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {
-        ln_log("estimator %d: expected mean, balanced or zero", (int)settings->estimator);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_VERBS) {
-        ln_log("link %d: expected auto, mpi, udp or verbs", (int)settings->link);
-        return LOSSYNET_INVALID;
-    }
-    if (!(settings->network.pace_gbps >= 0) || !(settings->network.peer_timeout >= 0)) {
-        ln_log("pace %g Gbit/s, peer time-out %g s: expected 0 or more",
-               settings->network.pace_gbps, settings->network.peer_timeout);
-        return LOSSYNET_INVALID;
-    }
+        !settings->residuals->round)
+        return ln_refuse(
+            "wire dtype %s, residuals that are kept apart: expected their function round",
+            lossynet_wire_dtype_name((int)settings->wire_dtype));
+    if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO)
+        return ln_refuse("estimator %d: expected mean, balanced or zero", (int)settings->estimator);
+    if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_VERBS)
+        return ln_refuse("link %d: expected auto, mpi, udp or verbs", (int)settings->link);
+    if (!(settings->network.pace_gbps >= 0) || !(settings->network.peer_timeout >= 0))
+        return ln_refuse("pace %g Gbit/s, peer time-out %g s: expected 0 or more",
+                         settings->network.pace_gbps, settings->network.peer_timeout);
     if (!(settings->network.loss_budget >= 0 && settings->network.loss_budget < 1) ||
-        (settings->network.loss_budget > 0 && !(settings->network.pace_gbps > 0))) {
-        ln_log("loss-budget %g: expected a share below 1, and pace-gbps too, the rate of a "
-               "rank's link",
-               settings->network.loss_budget);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->network.dscp < 0 || settings->network.dscp > 63) {
-        ln_log("traffic class %d: expected a DSCP from 0 to 63", settings->network.dscp);
-        return LOSSYNET_INVALID;
-    }
-    if (settings->drift_samples < 0) {
-        ln_log("drift samples %d: expected 0 or more", settings->drift_samples);
-        return LOSSYNET_INVALID;
-    }
+        (settings->network.loss_budget > 0 && !(settings->network.pace_gbps > 0)))
+        return ln_refuse(
+            "loss-budget %g: expected a share below 1, and pace-gbps too, the rate of a "
+            "rank's link",
+            settings->network.loss_budget);
+    if (settings->network.dscp < 0 || settings->network.dscp > 63)
+        return ln_refuse("traffic class %d: expected a DSCP from 0 to 63", settings->network.dscp);
+    if (settings->drift_samples < 0)
+        return ln_refuse("drift samples %d: expected 0 or more", settings->drift_samples);
     for (int phase = 0; phase < 2; phase++) {
         const int rounds = settings->retransmission_rounds[phase];
         if (rounds >= LOSSYNET_ROUNDS_MEASURED && rounds <= LOSSYNET_ROUNDS_GIVEN) continue;
-        ln_log("repair %d: expected 0 to %d, or -1", rounds, LOSSYNET_ROUNDS_GIVEN);
-        return LOSSYNET_INVALID;
+        return ln_refuse("repair %d: expected 0 to %d, or -1", rounds, LOSSYNET_ROUNDS_GIVEN);
     }
-    if (!(settings->retransmission_budget >= 0 && settings->retransmission_budget < INFINITY)) {
-        ln_log("retransmission budget %g: expected a share of a phase's packets, or 0 for all",
-               settings->retransmission_budget);
-        return LOSSYNET_INVALID;
-    }
+    if (!(settings->retransmission_budget >= 0 && settings->retransmission_budget < INFINITY))
+        return ln_refuse(
+            "retransmission budget %g: expected a share of a phase's packets, or 0 for all",
+            settings->retransmission_budget);
     const bool apart = settings->error_feedback && settings->residuals;
-    if (settings->network.skip_late && (apart || !(settings->network.deadline >= 0))) {
-        ln_log("deadline %g s: expected 0 or more, and no residuals that are kept apart, "
-               "for which all ranks wait",
-               settings->network.deadline);
-        return LOSSYNET_INVALID;
-    }
+    if (settings->network.skip_late && (apart || !(settings->network.deadline >= 0)))
+        return ln_refuse("deadline %g s: expected 0 or more, and no residuals that are kept apart, "
+                         "for which all ranks wait",
+                         settings->network.deadline);
     if (settings->error_feedback && settings->estimator != LOSSYNET_MEAN &&
-        settings->estimator != LOSSYNET_ZERO) {
-        ln_log("carry: expected estimator mean or zero, got %s",
-               lossynet_estimator_name(settings->estimator));
-        return LOSSYNET_INVALID;
-    }
-    if (settings->error_feedback && settings->memory && !settings->residuals) {
-        ln_log("error feedback: expected vectors in the host's memory, or residuals where "
-               "the vectors are");
-        return LOSSYNET_INVALID;
-    }
-    if (settings->network.key_file && !settings->network.encrypt) {
-        ln_log("key-file %s: expected encrypt with it", settings->network.key_file);
-        return LOSSYNET_INVALID;
-    }
+        settings->estimator != LOSSYNET_ZERO)
+        return ln_refuse("carry: expected estimator mean or zero, got %s",
+                         lossynet_estimator_name(settings->estimator));
+    if (settings->error_feedback && settings->memory && !settings->residuals)
+        return ln_refuse(
+            "error feedback: expected vectors in the host's memory, or residuals where "
+            "the vectors are");
+    if (settings->network.key_file && !settings->network.encrypt)
+        return ln_refuse("key-file %s: expected encrypt with it", settings->network.key_file);
     if (ln_rule_check(settings)) return LOSSYNET_INVALID;
     return check_sizes(settings);
 }

@@ -74,11 +74,9 @@ static int check_log(const struct options *o) {
 
 int earlier_run_check(const struct options *o) {
     char name[NAME_MAX + 1];
-    if (o->overwrite && o->resume && !strcmp(o->resume, "auto")) {
-        log_error(
+    if (o->overwrite && o->resume && !strcmp(o->resume, "auto"))
+        return log_wrong_usage(
             "--overwrite: expected without --resume auto, which goes on with the run in --out");
-        return 2;
-    }
     if (o->overwrite || o->generate || o->dry_run || o->preflight) return 0;
     if (o->out && !o->eval && !goes_on(o) && find_run(o->out, name)) {
         log_error("--out: '%s' holds an earlier run (%s): add --resume auto to go on with it, or "

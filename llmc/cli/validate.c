@@ -237,10 +237,10 @@ static int group_by_host(const struct lossynet_world *world, const struct starte
         const int size = sizes[groups] = all[first].local_ranks;
         for (int r = first; r < first + size; r++) {
             if (r < world->ranks && all[r].local_ranks == size) continue;
-            log_error("--group host: expected the ranks of a host to follow one another (mpirun "
-                      "--map-by slot), got %d ranks on the host of rank %d",
-                      size, first);
-            return 2;
+            return log_wrong_usage(
+                "--group host: expected the ranks of a host to follow one another (mpirun "
+                "--map-by slot), got %d ranks on the host of rank %d",
+                size, first);
         }
         equal = equal && (size == sizes[0] || (first + size == world->ranks && size < sizes[0]));
         largest = size > largest ? size : largest;

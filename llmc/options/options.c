@@ -331,10 +331,8 @@ int options_parse(int argc, char **argv, struct options *out) {
     opterr = 0;
     optind = 0; /* glibc: start again, since tests parse several times */
     for (int c; (c = getopt_long(argc, argv, ":", longs, NULL)) != -1;) {
-        if (c == ':') {
-            log_error("%s: expected a value after it (see --help)", argv[optind - 1]);
-            return 2;
-        }
+        if (c == ':')
+            return log_wrong_usage("%s: expected a value after it (see --help)", argv[optind - 1]);
         if (c < 256) {
             refuse_option(argv[optind - 1]);
             return 2;
@@ -342,35 +340,27 @@ int options_parse(int argc, char **argv, struct options *out) {
         const struct lossynet_option *e = options_entry(c - 256);
         const char *value = e->kind == LOSSYNET_OPTION_FLAG ? "1" : optarg;
         char wrong[512];
-        if (!lossynet_option_set(e, out, value, wrong, sizeof wrong)) {
-            log_error("--%s", wrong);
-            return 2;
-        }
+        if (!lossynet_option_set(e, out, value, wrong, sizeof wrong))
+            return log_wrong_usage("--%s", wrong);
         out->given[c - 256] = true;
         if (e->offset == OPTION_AT(help)) out->help_topic = optarg;
     }
     if (out->help && !out->help_topic && optind < argc) out->help_topic = argv[optind++];
-    if (optind < argc) {
-        log_error("'%s': expected options only (see --help)", argv[optind]);
-        return 2;
-    }
+    if (optind < argc)
+        return log_wrong_usage("'%s': expected options only (see --help)", argv[optind]);
     if (out->plain) be_plain(out);
     if (out->net.loss_seed < 0) out->net.loss_seed = out->seed;
     if (out->net.peer_timeout < 0) out->net.peer_timeout = out->meet ? 1 : 10;
-    if (out->decay >= 0 && out->schedule != SCHEDULE_WSD) {
-        log_error("--decay: expected --schedule wsd with it, got --schedule %s",
-                  schedule_names[out->schedule]);
-        return 2;
-    }
+    if (out->decay >= 0 && out->schedule != SCHEDULE_WSD)
+        return log_wrong_usage("--decay: expected --schedule wsd with it, got --schedule %s",
+                               schedule_names[out->schedule]);
     if (out->decay < 0) out->decay = 0.2;
-    if (out->net.packet_bytes % 4) {
-        log_error("--packet-bytes: expected a multiple of 4, got '%d'", out->net.packet_bytes);
-        return 2;
-    }
-    if (out->net.packet_bytes && out->net.packet_bytes < 64) {
-        log_error("--packet-bytes: expected 0 or at least 64, got '%d'", out->net.packet_bytes);
-        return 2;
-    }
+    if (out->net.packet_bytes % 4)
+        return log_wrong_usage("--packet-bytes: expected a multiple of 4, got '%d'",
+                               out->net.packet_bytes);
+    if (out->net.packet_bytes && out->net.packet_bytes < 64)
+        return log_wrong_usage("--packet-bytes: expected 0 or at least 64, got '%d'",
+                               out->net.packet_bytes);
     return 0;
 }
 

@@ -140,6 +140,6 @@ int options_help(const char *topic) {
         found++;
     }
     if (found) return 0;
-    log_error("--help %s: no option's name or text has this word (see --help all)", topic);
-    return 2;
+    return log_wrong_usage("--help %s: no option's name or text has this word (see --help all)",
+                           topic);
 }

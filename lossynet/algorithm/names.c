@@ -59,12 +59,11 @@ static lossynet_status classify(struct lossynet_comm *comm,
     number_of(names, (struct ln_name_class){0, 0});
     for (size_t k = 0; k < comm->partition.packets; k++) {
         const int number = number_of(names, packet[k]);
-        if (number < 0) {
-            ln_log("loss-at, repair-at: expected entries whose tensors overlap less: packets have "
-                   "more than %d combinations of them",
-                   LOSSYNET_NAME_CLASSES);
-            return LOSSYNET_INVALID;
-        }
+        if (number < 0)
+            return ln_refuse(
+                "loss-at, repair-at: expected entries whose tensors overlap less: packets have "
+                "more than %d combinations of them",
+                LOSSYNET_NAME_CLASSES);
         names->packet[k] = (uint8_t)number;
     }
     return LOSSYNET_OK;
@@ -74,10 +73,7 @@ lossynet_status ln_names_open(struct lossynet_comm *comm,
                               const struct lossynet_settings *settings) {
     struct ln_names *names = &comm->arrivals.names;
     char why[512];
-    if (ln_repair_at_parse(&names->rounds, settings, why, sizeof why)) {
-        ln_log("%s", why);
-        return LOSSYNET_INVALID;
-    }
+    if (ln_repair_at_parse(&names->rounds, settings, why, sizeof why)) return ln_refuse("%s", why);
     if (!ln_at_has_names(&comm->loss.at) && !ln_at_has_names(&names->rounds)) return LOSSYNET_OK;
     COMM_TAKE(comm, names->packet, comm->partition.packets);
     COMM_TAKE(comm, names->mask,

@@ -8,7 +8,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-
 static struct lossynet_rule_part part_of(const struct lossynet_comm *comm, int owner, int bucket) {
     struct lossynet_rule_part part = {.step = comm->steps.step,
                                       .workers = comm->workers.count,
@@ -25,11 +24,10 @@ static struct lossynet_rule_part part_of(const struct lossynet_comm *comm, int o
 lossynet_status ln_rule_check(const struct lossynet_settings *s) {
     const struct lossynet_rule *rule = s->rule;
     if (!rule) return LOSSYNET_OK;
-    if (rule->size != sizeof *rule) {
-        ln_log("rule: a struct of %zu bytes, expected %zu: compile it with this library's header",
-               rule->size, sizeof *rule);
-        return LOSSYNET_INVALID;
-    }
+    if (rule->size != sizeof *rule)
+        return ln_refuse(
+            "rule: a struct of %zu bytes, expected %zu: compile it with this library's header",
+            rule->size, sizeof *rule);
     const char *wrong =
         s->vector_dtype != LOSSYNET_FLOAT32 || s->memory ? "vectors of float32 in the host's memory"
         : s->group > 1 || s->group_sizes                 ? "no groups"
@@ -38,8 +36,7 @@ lossynet_status ln_rule_check(const struct lossynet_settings *s) {
                                                    "not to be added to that of another"
                                                  : NULL;
     if (!wrong) return LOSSYNET_OK;
-    ln_log("rule: expected %s", wrong);
-    return LOSSYNET_INVALID;
+    return ln_refuse("rule: expected %s", wrong);
 }
 
 void ln_rule_open(struct lossynet_comm *comm, const struct lossynet_rule *rule) {

@@ -23,6 +23,10 @@ struct ln_log_target {
 /* Logs one line to the target that this thread uses, else to that of the process: "lossynet: ..." on
  * stderr, unless ln_log_to has set another function. */
 void ln_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same, and returns the status. */
+lossynet_status ln_fail(lossynet_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+#define ln_refuse(...) ln_fail(LOSSYNET_INVALID, __VA_ARGS__)
 void ln_log_at(const struct ln_log_target *target, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

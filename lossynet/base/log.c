@@ -35,6 +35,14 @@ void ln_log(const char *format, ...) {
     va_end(arguments);
 }
 
+lossynet_status ln_fail(lossynet_status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    write_line(used, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
 void ln_log_at(const struct ln_log_target *target, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

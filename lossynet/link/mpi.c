@@ -67,8 +67,8 @@ static lossynet_status failed(const struct link_mpi *mpi, const char *call, int 
     char text[MPI_MAX_ERROR_STRING] = "";
     int length;
     MPI_Error_string(code, text, &length);
-    ln_log("rank %d, peer rank %d: %s: %s", mpi->world.rank, peer, call, text);
-    return LOSSYNET_LINK;
+    return ln_fail(LOSSYNET_LINK, "rank %d, peer rank %d: %s: %s", mpi->world.rank, peer, call,
+                   text);
 }
 
 /* Finds the slots whose datagrams have left. */
@@ -196,10 +196,9 @@ lossynet_status ln_link_mpi_open(const struct ln_link_settings *settings, struct
     size_t payload = settings->payload_bytes ? settings->payload_bytes : LOSSYNET_PAYLOAD_DEFAULT;
     size_t most = payload > LOSSYNET_PAYLOAD_DEFAULT ? payload : LOSSYNET_PAYLOAD_DEFAULT;
     MPI_Initialized(&started);
-    if (!started) {
-        ln_log("%d ranks without MPI: expected lossynet_bootstrap first", ranks);
-        return LOSSYNET_LINK;
-    }
+    if (!started)
+        return ln_fail(LOSSYNET_LINK, "%d ranks without MPI: expected lossynet_bootstrap first",
+                       ranks);
     struct link_mpi *mpi = ln_memory_take(1, sizeof *mpi);
     if (!mpi) goto no_memory;
     mpi->world = settings->world;
@@ -231,8 +230,8 @@ lossynet_status ln_link_mpi_open(const struct ln_link_settings *settings, struct
 close_link:
     link_close(&mpi->link);
 no_memory:
-    ln_log("rank %d: no memory for the datagrams of %d ranks", settings->world.rank, ranks);
-    return LOSSYNET_NO_MEMORY;
+    return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory for the datagrams of %d ranks",
+                   settings->world.rank, ranks);
 }
 
 #else

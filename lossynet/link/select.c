@@ -14,10 +14,9 @@ static lossynet_status choose_link(const struct lossynet_world *world, lossynet_
                                    void *context, lossynet_link_kind *kind) {
     size_t ranks = (size_t)world->ranks;
     bool *all = ln_memory_take(ranks, sizeof *all), every = true;
-    if (!all) {
-        ln_log("rank %d: no memory to ask %zu ranks for RDMA", world->rank, ranks);
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!all)
+        return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory to ask %zu ranks for RDMA",
+                       world->rank, ranks);
     all[world->rank] = ln_link_verbs_available();
     lossynet_status status = share(context, world, all, sizeof *all);
     for (size_t r = 0; r < ranks; r++) every &= all[r];

@@ -270,11 +270,9 @@ static lossynet_status introduce(struct link_udp *u, const struct ln_link_settin
     free(cards);
     if (status) return status;
     size_t room = udp_payload(mtu, family);
-    if (settings->payload_bytes > room) {
-        ln_log("packets of %zu bytes: expected at most %zu, which the MTU of %zu leaves",
-               settings->payload_bytes, room, mtu);
-        return LOSSYNET_INVALID;
-    }
+    if (settings->payload_bytes > room)
+        return ln_refuse("packets of %zu bytes: expected at most %zu, which the MTU of %zu leaves",
+                         settings->payload_bytes, room, mtu);
     u->link.features.payload_most =
         room < LOSSYNET_PAYLOAD_DEFAULT ? room : LOSSYNET_PAYLOAD_DEFAULT;
     if (settings->payload_bytes > u->link.features.payload_most)
@@ -341,6 +339,6 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
 close_link:
     link_close(&u->link);
 no_memory:
-    ln_log("rank %d: no memory for %d peers", world->rank, world->ranks);
-    return LOSSYNET_NO_MEMORY;
+    return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory for %d peers", world->rank,
+                   world->ranks);
 }

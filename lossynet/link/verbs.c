@@ -90,10 +90,10 @@ static lossynet_status link_send(struct ln_link *link, int peer, const struct ln
     struct link_verbs *v = (struct link_verbs *)link;
     for (int i = 0; i < count; i++) {
         if (batch[i].length <= link->features.payload_most) continue;
-        ln_log("rank %d, peer rank %d: a payload of %zu bytes: expected at most %zu, which "
-               "the path's MTU leaves",
-               v->settings.world.rank, peer, batch[i].length, link->features.payload_most);
-        return LOSSYNET_INVALID;
+        return ln_refuse(
+            "rank %d, peer rank %d: a payload of %zu bytes: expected at most %zu, which "
+            "the path's MTU leaves",
+            v->settings.world.rank, peer, batch[i].length, link->features.payload_most);
     }
     return verbs_queue_send(&v->queue, &v->peers[peer].address, batch, count);
 }
@@ -172,17 +172,15 @@ static lossynet_status read_cards(struct link_verbs *v, const struct card *cards
     const struct lossynet_world *world = &v->settings.world;
     size_t mtu = MTU_MOST;
     for (int r = 0; r < world->ranks; r++) {
-        if (!cards[r].opened) {
-            ln_log("rank %d: rank %d has no RDMA port: see its message", world->rank, r);
-            return LOSSYNET_LINK;
-        }
+        if (!cards[r].opened)
+            return ln_fail(LOSSYNET_LINK, "rank %d: rank %d has no RDMA port: see its message",
+                           world->rank, r);
         const char *why = misfit(&cards[0], &cards[r]);
-        if (why) {
-            ln_log("the RDMA ports of ranks 0 and %d do not fit: %s: choose another "
-                   "interface, DEVICE:PORT:GID_INDEX",
-                   r, why);
-            return LOSSYNET_LINK;
-        }
+        if (why)
+            return ln_fail(LOSSYNET_LINK,
+                           "the RDMA ports of ranks 0 and %d do not fit: %s: choose another "
+                           "interface, DEVICE:PORT:GID_INDEX",
+                           r, why);
         if (cards[r].mtu < mtu) mtu = cards[r].mtu;
         v->peers[r].gid = cards[r].gid;
         v->peers[r].lid = cards[r].lid;
@@ -190,9 +188,8 @@ static lossynet_status read_cards(struct link_verbs *v, const struct card *cards
     }
     v->link.features.payload_most = (mtu - WIRE_HEADER_BYTES) / 4 * 4;
     if (v->settings.payload_bytes <= v->link.features.payload_most) return LOSSYNET_OK;
-    ln_log("packets of %zu bytes: expected at most %zu, which the RDMA MTU of %zu leaves",
-           v->settings.payload_bytes, v->link.features.payload_most, mtu);
-    return LOSSYNET_INVALID;
+    return ln_refuse("packets of %zu bytes: expected at most %zu, which the RDMA MTU of %zu leaves",
+                     v->settings.payload_bytes, v->link.features.payload_most, mtu);
 }
 
 /* Exchanges the cards of all ranks. A rank that failed takes part too, so that no rank waits for
@@ -307,9 +304,10 @@ size_t ln_link_verbs_memory(int ranks, size_t payload_bytes) {
 lossynet_status ln_link_verbs_open(const struct ln_link_settings *settings, struct ln_link **out) {
     (void)settings;
     *out = NULL;
-    ln_log("link verbs, but this program was built without RDMA: install libibverbs-dev and "
-           "build again");
-    return LOSSYNET_LINK;
+    return ln_fail(
+        LOSSYNET_LINK,
+        "link verbs, but this program was built without RDMA: install libibverbs-dev and "
+        "build again");
 }
 
 size_t ln_link_verbs_memory(int ranks, size_t payload_bytes) {

@@ -355,10 +355,11 @@ static lossynet_status take_memory(struct verbs_queue *q) {
     q->tx.mr = ibv_reg_mr(q->pd, q->tx.staging, sending, 0);
     q->rx.mr = ibv_reg_mr(q->pd, q->rx.slots, receiving, IBV_ACCESS_LOCAL_WRITE);
     if (q->tx.mr && q->rx.mr) return LOSSYNET_OK;
-    ln_log("rank %d, RDMA port %s: cannot register %zu MB of buffers: %s: raise the limit of "
-           "locked memory (ulimit -l)",
-           q->rank, q->port.name, (sending + receiving) >> 20, strerror(errno));
-    return LOSSYNET_LINK;
+    return ln_fail(
+        LOSSYNET_LINK,
+        "rank %d, RDMA port %s: cannot register %zu MB of buffers: %s: raise the limit of "
+        "locked memory (ulimit -l)",
+        q->rank, q->port.name, (sending + receiving) >> 20, strerror(errno));
 }
 
 /* Brings the queue pair from RESET to RTS, and posts all receives on the way (IBA 10.3.1). */
@@ -390,11 +391,10 @@ lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
     q->rx.size = receives(q->port.mtu, most);
     q->rx.slot = slot_bytes(q->port.mtu);
     q->tx.slot = staging_bytes(q->port.mtu);
-    if (most < SENDS_LEAST || limits->max_sge < 2) {
-        ln_log("RDMA port %s: queues of %d with %d parts: expected at least %d with 2",
-               q->port.name, most, limits->max_sge, SENDS_LEAST);
-        return LOSSYNET_LINK;
-    }
+    if (most < SENDS_LEAST || limits->max_sge < 2)
+        return ln_fail(LOSSYNET_LINK,
+                       "RDMA port %s: queues of %d with %d parts: expected at least %d with 2",
+                       q->port.name, most, limits->max_sge, SENDS_LEAST);
     q->pd = ibv_alloc_pd(q->port.context);
     q->channel = ibv_create_comp_channel(q->port.context);
     if (q->channel) {

@@ -35,9 +35,8 @@ lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world
     int length = snprintf(own, sizeof own, format, path, world->rank);
     *out = length < (int)sizeof own ? fopen(own, "w") : NULL;
     if (*out) return LOSSYNET_OK;
-    ln_log("cannot write the loss trace %s: %s", own,
-           length < (int)sizeof own ? strerror(errno) : "the name is too long");
-    return LOSSYNET_FILE;
+    return ln_fail(LOSSYNET_FILE, "cannot write the loss trace %s: %s", own,
+                   length < (int)sizeof own ? strerror(errno) : "the name is too long");
 }
 
 void ln_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender, int receiver,
@@ -66,6 +65,6 @@ void ln_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *t
 
 lossynet_status ln_loss_trace_flush(FILE *trace, int rank) {
     if (fflush(trace) == 0 && !ferror(trace)) return LOSSYNET_OK;
-    ln_log("rank %d: the loss trace cannot be written: %s", rank, strerror(errno));
-    return LOSSYNET_FILE;
+    return ln_fail(LOSSYNET_FILE, "rank %d: the loss trace cannot be written: %s", rank,
+                   strerror(errno));
 }

@@ -32,9 +32,9 @@ static lossynet_status open_session(struct ln_transport *t,
     t->session.id = all[0].session;
     for (int r = 1; r < t->world.ranks; r++) {
         if (all[r].encrypt == all[0].encrypt) continue;
-        ln_log("rank %d was started %s encryption, rank 0 %s: expected the same on all ranks", r,
-               all[r].encrypt ? "with" : "without", all[0].encrypt ? "with" : "without");
-        return LOSSYNET_INVALID;
+        return ln_refuse(
+            "rank %d was started %s encryption, rank 0 %s: expected the same on all ranks", r,
+            all[r].encrypt ? "with" : "without", all[0].encrypt ? "with" : "without");
     }
     if (!settings->network.encrypt) return LOSSYNET_OK;
     return ln_secure_open(&t->world, t->session.id, settings->network.key_file, share, context,

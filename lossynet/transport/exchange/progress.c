@@ -252,8 +252,7 @@ lossynet_status ln_progress_start(struct ln_transport *t) {
     threads->threaded = pthread_create(&threads->thread, NULL, run, t) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (threads->threaded) return LOSSYNET_OK;
-    ln_log("rank %d: no thread for the exchange with peers", t->world.rank);
-    return LOSSYNET_LINK;
+    return ln_fail(LOSSYNET_LINK, "rank %d: no thread for the exchange with peers", t->world.rank);
 }
 
 /* ---- leaving ---- */
