@@ -286,7 +286,7 @@ static lossynet_status introduce(struct link_udp *u, const struct ln_link_settin
 size_t ln_link_udp_memory(int ranks, size_t payload_bytes) {
     (void)payload_bytes;
     return sizeof(struct link_udp) + 2 * (size_t)ranks * sizeof(struct udp_address) +
-           peer_table_memory(ranks) + udp_socket_memory();
+           peer_table_memory(ranks) + LOSSYNET_BATCH * UDP_BUFFER_BYTES;
 }
 
 lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct ln_link **out) {

@@ -142,23 +142,9 @@ static size_t request_buffer(int fd, int option, int force, int bytes) {
     return (size_t)granted;
 }
 
-size_t udp_socket_memory(void) {
-    return LOSSYNET_BATCH * (UDP_BUFFER_BYTES + 2 * sizeof(struct mmsghdr) +
-                             3 * sizeof(struct iovec) + sizeof(struct udp_address) + 128);
-}
-
 static bool take_memory(struct udp_socket *s) {
     s->in.bytes = ln_memory_take(LOSSYNET_BATCH, UDP_BUFFER_BYTES);
-    s->in.headers = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.headers);
-    s->out.headers = ln_memory_take(LOSSYNET_BATCH, sizeof *s->out.headers);
-    s->in.parts = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.parts);
-    s->out.parts = ln_memory_take(2 * LOSSYNET_BATCH, sizeof *s->out.parts);
-    s->in.from = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.from);
-    s->out.control = ln_memory_take(LOSSYNET_BATCH, sizeof *s->out.control);
-    s->in.control = ln_memory_take(LOSSYNET_BATCH, sizeof *s->in.control);
-    if (!s->in.bytes || !s->in.headers || !s->out.headers || !s->in.parts || !s->out.parts ||
-        !s->in.from || !s->out.control || !s->in.control)
-        return false;
+    if (!s->in.bytes) return false;
     for (int i = 0; i < LOSSYNET_BATCH; i++) {
         s->in.parts[i] =
             (struct iovec){s->in.bytes + (size_t)i * UDP_BUFFER_BYTES, UDP_BUFFER_BYTES};
@@ -251,13 +237,6 @@ struct udp_address udp_other_address(const struct udp_socket *s,
 void udp_socket_close(struct udp_socket *s) {
     if (s->fd >= 0) close(s->fd);
     if (s->other >= 0) close(s->other);
-    free(s->in.control);
-    free(s->out.control);
-    free(s->in.from);
-    free(s->out.parts);
-    free(s->in.parts);
-    free(s->out.headers);
-    free(s->in.headers);
     free(s->in.bytes);
     *s = (struct udp_socket){.fd = -1, .other = -1};
 }

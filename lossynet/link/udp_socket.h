@@ -44,23 +44,23 @@ lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface
 
 enum { UDP_BUFFER_BYTES = 65536 }; /* of an incoming message, which may hold many datagrams */
 
-struct udp_incoming {         /* messages that have come, of one or more datagrams each */
-    uint8_t *bytes;           /* [LOSSYNET_BATCH][UDP_BUFFER_BYTES] */
-    struct mmsghdr *headers;  /* [LOSSYNET_BATCH] */
-    struct iovec *parts;      /* [LOSSYNET_BATCH] */
-    struct udp_address *from; /* [LOSSYNET_BATCH] */
-    uint8_t (*control)[64];   /* [LOSSYNET_BATCH] */
-    int messages, message;    /* how many there are; the one whose datagrams are being taken */
-    size_t offset, segment;   /* where its next datagram begins; the size of its datagrams */
+struct udp_incoming { /* messages that have come, of one or more datagrams each */
+    uint8_t *bytes;   /* [LOSSYNET_BATCH][UDP_BUFFER_BYTES] */
+    struct mmsghdr headers[LOSSYNET_BATCH];
+    struct iovec parts[LOSSYNET_BATCH];
+    struct udp_address from[LOSSYNET_BATCH];
+    uint8_t control[LOSSYNET_BATCH][64];
+    int messages, message;  /* how many there are; the one whose datagrams are being taken */
+    size_t offset, segment; /* where its next datagram begins; the size of its datagrams */
 };
 
 struct udp_outgoing {
-    struct mmsghdr *headers; /* [LOSSYNET_BATCH] */
-    struct iovec *parts;     /* [2 * LOSSYNET_BATCH] */
-    uint8_t (*control)[64];  /* [LOSSYNET_BATCH] */
+    struct mmsghdr headers[LOSSYNET_BATCH];
+    struct iovec parts[2 * LOSSYNET_BATCH];
+    uint8_t control[LOSSYNET_BATCH][64];
 };
 
-struct udp_socket {
+struct udp_socket { /* stays where it is, since it points to its own parts */
     int fd;
     int other;           /* sends from another port, and receives nothing */
     size_t granted;      /* bytes of the receive buffer, as the kernel counts them */
@@ -84,7 +84,6 @@ void udp_socket_close(struct udp_socket *s);
 /* While it is on, datagrams are sent up to the MTU of the interface, even if routers have reported
  * a smaller MTU of the path (IP_PMTUDISC_PROBE); those that are too large are lost. */
 void udp_socket_probe(struct udp_socket *s, bool on);
-size_t udp_socket_memory(void);
 
 /* Gives the kernel at most LOSSYNET_BATCH datagrams for one address. Datagrams that the network or
  * a firewall refuses count as lost. */

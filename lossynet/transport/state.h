@@ -233,6 +233,7 @@ enum ln_flag {
 };
 
 struct ln_agenda {
+    struct ln_pool pool; /* all memory that does not depend on the shape */
     int peers;
     int *heap, *place;         /* [peers]: the peers, a heap by `due`; [R]: a peer's index in it */
     double *due;               /* [R]: when to look at a peer again */

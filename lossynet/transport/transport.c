@@ -81,21 +81,21 @@ lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
     *out = NULL;
     const size_t ranks = (size_t)settings->world.ranks;
     struct ln_transport *t = ln_memory_take(1, sizeof *t);
-    struct hello *all = ln_memory_take(ranks, sizeof *all);
+    if (!t)
+        return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory for %zu peers", settings->world.rank,
+                       ranks);
+    struct hello *all;
     lossynet_status status = LOSSYNET_NO_MEMORY;
-    if (t) {
-        t->world = settings->world;
-        t->threads.log = settings->log;
-        t->peers = ln_memory_take(ranks, sizeof *t->peers);
-        pthread_mutex_init(&t->threads.lock, NULL);
-        pthread_mutex_init(&t->threads.caller, NULL);
-        pthread_cond_init(&t->threads.handed_back, NULL);
-    }
-    uint8_t *kept = ln_memory_take(LOSSYNET_KEPT_BYTES, 1);
-    if (t) t->gathers[LOSSYNET_GATHER].kept = kept;
-    if (!t || !all || !t->peers || !kept || !ln_agenda_open(&t->agenda, &settings->world)) {
-        ln_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
-    } else {
+    t->world = settings->world;
+    t->threads.log = settings->log;
+    t->agenda.pool.rank = t->world.rank;
+    pthread_mutex_init(&t->threads.lock, NULL);
+    pthread_mutex_init(&t->threads.caller, NULL);
+    pthread_cond_init(&t->threads.handed_back, NULL);
+    POOL_TAKE(&t->agenda.pool, all, ranks);
+    POOL_TAKE(&t->agenda.pool, t->peers, ranks);
+    POOL_TAKE(&t->agenda.pool, t->gathers[LOSSYNET_GATHER].kept, LOSSYNET_KEPT_BYTES);
+    if (ln_agenda_open(&t->agenda, &t->world)) {
         t->session.peer_timeout =
             settings->network.peer_timeout > 0 ? settings->network.peer_timeout : PEER_TIMEOUT;
         ln_pacing_open(&t->pacing, settings->network.pace_gbps, settings->network.loss_budget);
@@ -111,7 +111,6 @@ lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
         status = introduce(t, settings, link_open, share, share_context, all);
         if (!status && t->link->features.reliable) t->deadline.on = false;
     }
-    free(all);
     if (status)
         ln_transport_close(t);
     else
@@ -164,9 +163,7 @@ void ln_transport_close(struct ln_transport *t) {
     pthread_cond_destroy(&t->threads.handed_back);
     pthread_mutex_destroy(&t->threads.caller);
     pthread_mutex_destroy(&t->threads.lock);
-    free(t->gathers[LOSSYNET_GATHER].kept);
-    ln_agenda_close(&t->agenda);
-    free(t->peers);
+    ln_pool_close(&t->agenda.pool);
     free(t);
 }
 

@@ -12,7 +12,6 @@
 #include "lossynet/transport/peer/peer.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* ---- the heap ---- */
 
@@ -54,26 +53,19 @@ static void set(struct ln_agenda *a, int peer, double due) {
 /* ---- open and close ---- */
 
 bool ln_agenda_open(struct ln_agenda *a, const struct lossynet_world *world) {
+    struct ln_pool *pool = &a->pool;
     const size_t ranks = (size_t)world->ranks;
-    a->heap = ln_memory_take(ranks, sizeof *a->heap);
-    a->place = ln_memory_take(ranks, sizeof *a->place);
-    a->due = ln_memory_take(ranks, sizeof *a->due);
-    a->flags = ln_memory_take(ranks, sizeof *a->flags);
-    a->sends = ln_memory_take(ranks, sizeof *a->sends);
-    if (!a->heap || !a->place || !a->due || !a->flags || !a->sends) return false;
+    POOL_TAKE(pool, a->heap, ranks);
+    POOL_TAKE(pool, a->place, ranks);
+    POOL_TAKE(pool, a->due, ranks);
+    POOL_TAKE(pool, a->flags, ranks);
+    POOL_TAKE(pool, a->sends, ranks);
+    if (pool->out_of_memory) return false;
     /* Each rank begins with another peer, so that not all ranks send to the same one at once. */
     for (int i = 1; i < world->ranks; i++) put(a, i - 1, (world->rank + i) % world->ranks);
     a->peers = world->ranks - 1;
     a->place[world->rank] = -1;
     return true;
-}
-
-void ln_agenda_close(struct ln_agenda *a) {
-    free(a->sends);
-    free(a->flags);
-    free(a->due);
-    free(a->place);
-    free(a->heap);
 }
 
 size_t ln_agenda_memory(int ranks) {

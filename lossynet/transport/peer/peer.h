@@ -114,9 +114,8 @@ void ln_window_report(struct ln_transport *t, int peer, uint32_t came);
 
 /* ---- agenda.c: which peers a turn looks at ---- */
 
-/* Returns false if there is no memory. Closing is allowed then, too. */
+/* Returns false if there is no memory, which the pool has logged. */
 bool ln_agenda_open(struct ln_agenda *agenda, const struct lossynet_world *world);
-void ln_agenda_close(struct ln_agenda *agenda);
 size_t ln_agenda_memory(int ranks); /* bytes */
 /* Makes the next turn look at a peer, because something about it has changed. */
 void ln_agenda_soon(struct ln_transport *t, int peer);
