@@ -9,10 +9,6 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct carried;
 
 /* Whether a file of this name is carried. */
@@ -35,7 +31,4 @@ const char *carried_name(const struct carried *carried, int i);
 /* Writes all files into a directory, synced to disk. Returns 0, or -1 after reporting. */
 int carried_write(const struct carried *carried, const char *directory);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,10 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { CHECKSUM_TEXT_BYTES = 33 }; /* 32 hexadecimal digits and a zero byte */
 
 void checksum_bytes(const void *data, size_t bytes, char text[CHECKSUM_TEXT_BYTES]);
@@ -17,7 +13,4 @@ void checksum_bytes(const void *data, size_t bytes, char text[CHECKSUM_TEXT_BYTE
 /* Computes the checksum of a whole file, and its size. Returns 0, or -1 after reporting. */
 int checksum_file(const char *path, char text[CHECKSUM_TEXT_BYTES], uint64_t *bytes);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

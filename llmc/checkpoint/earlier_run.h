@@ -9,16 +9,9 @@
 
 #include "llmc/options/options.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Checks the places where the run would write, before anything is created there. A run that resumes
  * from a checkpoint in --out (or `auto`), or has --overwrite, passes. options: as parsed, with
  * --resume auto not yet replaced. Returns 0, or the exit code after reporting in one line. */
 int earlier_run_check(const struct options *options);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

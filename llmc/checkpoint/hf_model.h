@@ -21,10 +21,6 @@
 #include "llmc/model/tensors.h"
 #include "llmc/util/file.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Cuts a model into shards of at most `bytes` of float32: sets tensors[i].shard. A shard has
  * consecutive tensors of the list; a tensor larger than `bytes` is a shard of its own. The cut
  * depends on shapes and `bytes` alone. Returns the number of shards, which is 1 if all fit into
@@ -73,7 +69,4 @@ extern bool hf_model_shows_progress;
 int hf_model_read(const char *directory, const struct llama_config *config,
                   const struct named_tensor *tensors, size_t count);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

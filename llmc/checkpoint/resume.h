@@ -43,10 +43,6 @@
 #include "llmc/log/metrics.h"
 #include "llmc/checkpoint/run_info.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct resume_point {  /* how far a run is */
     int step;          /* steps done */
     uint64_t sequence; /* the next sequence of the data */
@@ -107,7 +103,4 @@ int resume_last_start(const char *out);
  * frees the names and the list. Returns their number, which is also 0 if out of memory. */
 size_t resume_list(const char *out, int step, char ***list);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

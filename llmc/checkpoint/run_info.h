@@ -11,10 +11,6 @@
 #include "llmc/model/param_layout.h"
 #include "llmc/options/options.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct run_info {
     const struct options *options;
     const struct param_layout *layout;
@@ -52,7 +48,4 @@ void run_info_announce(
 /* Returns whether this rank shows progress in a line that is drawn again and again. */
 bool run_info_draws_progress(const struct options *o, int rank);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

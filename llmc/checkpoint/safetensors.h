@@ -16,10 +16,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     SAFETENSORS_DIMS = 8,                /* largest number of dimensions that we accept */
     SAFETENSORS_HEADER_BYTES = 100000000 /* longest header, as in the reference implementation */
@@ -78,7 +74,4 @@ struct safetensors_tensor {
 int safetensors_write(const char *path, const struct safetensors_tensor *tensors, size_t count,
                       const char *const *metadata);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -14,10 +14,6 @@
 
 #include "llmc/checkpoint/safetensors.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct sharded_model;
 
 /* Opens and checks every file. *shards belongs to the caller, who closes it. Returns 0, or -1 after
@@ -34,7 +30,4 @@ const char *sharded_model_path(const struct sharded_model *shards, size_t i);
  * every name. NULL after reporting that the index does not name the tensor. */
 const struct safetensors *sharded_model_of(const struct sharded_model *shards, const char *name);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -16,10 +16,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct snapshot_tensor {
     char name[48];
     const char *dtype;
@@ -53,7 +49,4 @@ int snapshot_write(const struct snapshot *s, const char *path);
 
 void snapshot_release(struct snapshot *s);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -5,16 +5,9 @@
 #include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* --dry-run: prints on rank 0 what a cluster with one worker per rank needs. Also prints how much
  * memory the run needs on the hosts on which it was started. Collective. Returns 0, or -1 after
  * reporting. */
 int dry_run(const struct options *options, const struct lossynet_world *world);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

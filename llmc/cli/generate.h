@@ -13,10 +13,6 @@
 #include "llmc/options/options.h"
 #include "llmc/data/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct generate_model {
     int vocabulary;
     int positions;  /* length of its context, at least 1 */
@@ -88,7 +84,4 @@ int generate_sample(struct generate_llama *model, const char *tokenizer,
 /* Checks that generate_sample has a tokenizer (path or NULL). Returns 0, or -1 after reporting. */
 int generate_check_tokenizer(const char *tokenizer);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -17,10 +17,6 @@
 #include "llmc/options/options.h"
 #include "lossynet/lossynet_trainer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Runs the mode. Collective. Returns 0 if nothing was found, or -1 after printing the findings. */
 int preflight(const struct options *options, const struct lossynet_world *world);
 
@@ -99,7 +95,4 @@ void preflight_verdict_hosts(const struct preflight_nodes *n, const struct prefl
 /* Keeps only those findings of `out` that are also in `again`. */
 void preflight_confirm(struct preflight_findings *out, const struct preflight_findings *again);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

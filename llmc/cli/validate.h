@@ -7,10 +7,6 @@
 #include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Parses and checks the command line, and resolves `--resume auto`: all ranks take the checkpoint
  * that rank 0 finds. With --meet, views_open resolves it. Collective; all ranks get the same
  * result: 0, or the exit code after one line on one rank's stderr. The exit code is 2, or 1 if
@@ -36,7 +32,4 @@ int validate_sequence_length(const struct options *options, int positions);
 /* --help, --version: prints the answer. Returns the exit code. */
 int validate_answer(const struct options *options, const char *revision);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

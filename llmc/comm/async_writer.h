@@ -24,10 +24,6 @@
 
 #include "llmc/comm/saved_state.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct async_writer;
 
 /* With --out, opens the writer of a run that begins after `step` steps; without, *out is NULL. The
@@ -70,7 +66,4 @@ const char *async_writer_last(const struct async_writer *s);
  * the same answer, unless somebody has removed all checkpoints. */
 bool async_writer_has_failed(const struct async_writer *s);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

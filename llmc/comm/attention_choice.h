@@ -7,10 +7,6 @@
 #include "llmc/model/config.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Sets be->attention_choice for training with B sequences of T tokens. An earlier choice of the ranks
  * stays: one from an earlier view, or from the checkpoint of --resume with the same device and
  * library. Otherwise each rank tries cuDNN on random numbers of the run's shape. cuDNN is chosen
@@ -25,7 +21,4 @@ extern "C" {
 int attention_choose(const struct options *o, const struct llama_config *c, int B, int T, bool room,
                      const struct backend *be, const struct lossynet_world *world, bool tell);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

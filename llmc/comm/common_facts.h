@@ -13,10 +13,6 @@
 #include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { FACT_MODEL, FACT_TRAIN, FACT_VAL, FACT_KEY, FACTS, FACT_BYTES = 256 };
 
 struct common_facts {
@@ -41,7 +37,4 @@ int common_answer(const struct lossynet_world *world, void *answer, size_t bytes
  * Returns 0, or -1 after reporting. */
 int common_threads(const struct lossynet_world *world, int wanted);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

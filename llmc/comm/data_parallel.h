@@ -32,10 +32,6 @@
 #include "llmc/model/param_layout.h"
 #include "lossynet/lossynet_trainer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* What one rank tells the others, which all must know before they do something together. */
 struct data_parallel_news {
     int32_t step;      /* steps done */
@@ -207,7 +203,4 @@ static inline bool data_parallel_is_unfinished(const struct data_parallel *d) {
 int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r);
 int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

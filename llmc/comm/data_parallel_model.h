@@ -5,10 +5,6 @@
 
 #include "llmc/comm/data_parallel.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Gives every worker the same initial parameters: from the checkpoint that --model names, or from
  * the seed. Returns 0, or -1 after reporting. */
 int data_parallel_initialise(struct data_parallel *d);
@@ -35,7 +31,4 @@ const weight *data_parallel_replica(struct data_parallel *d, const struct worker
  * faster_in_bf16, batch, seq and data, which the caller sets. */
 void data_parallel_facts(const struct data_parallel *d, struct run_info *facts);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

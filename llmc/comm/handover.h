@@ -25,10 +25,6 @@
 #include "llmc/checkpoint/resume.h"
 #include "llmc/comm/data_parallel.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct handover_shard { /* of the ended view */
     struct range range; /* state: where its values start in `owned`, if the rank owned it */
     int owner;
@@ -80,7 +76,4 @@ void handover_release(struct handover *h);
 int handover_give(const struct handover *h, struct data_parallel *d, struct handover_place *place,
                   struct handover_report *report);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

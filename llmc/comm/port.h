@@ -24,10 +24,6 @@
 #include "llmc/model/param_layout.h"
 #include "lossynet/lossynet_trainer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct port;
 struct shared;
 
@@ -166,7 +162,4 @@ int shared_connect(const struct port *p, struct worker *w);
 /* Whether they read it. */
 bool shared_reads_peers(const struct port *p);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

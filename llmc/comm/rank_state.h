@@ -21,10 +21,6 @@
 
 #include "llmc/comm/data_parallel.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct state_owner {  /* what a worker has of the arrays that follow their elements */
     struct range all; /* with rps and naive: all elements; else empty: the worker's shards */
     size_t ranges, elements;
@@ -37,7 +33,4 @@ struct state_owner state_of_owner(const struct data_parallel *d, const struct wo
 size_t state_take(const struct data_parallel *d, const struct worker *w, const struct range *range,
                   size_t ranges, const char *const array[ARRAYS]);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

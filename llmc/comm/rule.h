@@ -5,17 +5,10 @@
 #include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Loads the file of --rule. Returns 0, or -1 after reporting. */
 int rule_load(const struct options *options);
 
 /* Its functions, after rule_load; NULL: there is no --rule. They stay until the process ends. */
 const struct lossynet_rule *rule_loaded(const struct options *options);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

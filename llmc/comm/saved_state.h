@@ -7,10 +7,6 @@
 #include "llmc/checkpoint/snapshot.h"
 #include "llmc/comm/data_parallel.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Copies this rank's share of the state. Returns 0, or -1 after reporting. */
 int saved_state_copy(const struct data_parallel *d, struct snapshot *out);
 
@@ -20,7 +16,4 @@ int saved_state_copy(const struct data_parallel *d, struct snapshot *out);
 int saved_state_load(const struct data_parallel *d, const struct run_info *facts,
                      const char *directory, const json_t *saved, struct jsonl *log);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -10,10 +10,6 @@
 #include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct backend_choice {
     const struct backend *backend;
     enum recompute recompute; /* not auto */
@@ -33,7 +29,4 @@ int backend_select(const struct options *options, const struct llama_config *con
                    struct memory_plan_settings *run, const struct lossynet_world *world,
                    bool explain, struct backend_choice *out);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,10 +8,6 @@
 #include "llmc/log/metrics.h"
 #include "lossynet/lossynet_trainer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Checks that the options of the network make sense with these numbers of workers and ranks, by the
  * library's own check (lossynet_check) after what only the trainer knows. Returns 0, or -1 after
  * reporting. */
@@ -78,7 +74,4 @@ int comm_step_begin(struct lossynet_comm *comm, const struct options *options, i
 /* Copies a step's packet counters into its metrics. */
 void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *record);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -22,10 +22,6 @@
 #include "llmc/comm/data_parallel.h"
 #include "llmc/comm/handover.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct views; /* opaque */
 
 /* Checks the options that --meet needs. ranks: the number that a launcher started. Returns 0, or -1
@@ -88,7 +84,4 @@ int views_leave(struct views *v, const struct data_parallel *d, bool agreed);
  * reporting. */
 int views_next(struct views *v);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

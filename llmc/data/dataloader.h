@@ -26,10 +26,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct dataloader;
 
 enum dataloader_use {
@@ -156,7 +152,4 @@ enum {
     TOKENS_VOCABULARY_MAX = 1 << 20, /* of files of uint32: a model allows no more */
 };
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,10 +6,6 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 double log_seconds(void); /* monotonic clock */
 
 /* A number as JSON; null if it is not finite, since JSON has neither NaN nor infinity. */
@@ -57,7 +53,4 @@ void progress_step(struct progress *p, int done, const char *line);
 void progress_message(struct progress *p, const char *line); /* a line above the bar, at once */
 void progress_end(struct progress *p);                       /* clears the bar */
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,10 +8,6 @@
 
 #include "llmc/log/jsonl.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { METRICS_EVENTS = 7, METRICS_AGES = 8 };
 
 struct step_metrics {
@@ -112,7 +108,4 @@ int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval
 /* Prints loss, perplexity and number of tokens to stdout. */
 void metrics_print_eval(const struct eval_metrics *eval);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -5,10 +5,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Whether a line on stdout can be drawn again. Under Open MPI, stdout is always a pseudo
  * terminal that mpirun reads. The answer is then that for mpirun's own stdout, or false if it
  * cannot be found, because mpirun runs on another host. A terminal of the type "dumb" cannot. */
@@ -22,7 +18,4 @@ int terminal_columns(FILE *file);
  * that goes on in the next row cannot be drawn again. */
 void terminal_redraw(FILE *file, const char *line);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

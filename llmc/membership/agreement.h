@@ -23,10 +23,6 @@
 #include "llmc/membership/store.h"
 #include "llmc/membership/view.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     AGREEMENT_LEASE = 5,         /* seconds after which a registration ends if it is not renewed */
     AGREEMENT_SETTLED = 30,      /* seconds in views after which a process may return at once */
@@ -143,7 +139,4 @@ enum agreement_result agreement_dissolve(struct agreement *a);
 enum store_status agreement_complete(struct agreement *a);
 enum store_status agreement_withdraw(struct agreement *a);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -9,10 +9,6 @@
 
 #include "llmc/membership/store.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Whether the program was built with libcurl. */
 bool etcd_built(void);
 
@@ -45,7 +41,4 @@ enum etcd_watch_result etcd_watch_wait(struct etcd_watch *w, bool listens, doubl
 void etcd_watch_end(struct etcd_watch *w);
 void etcd_watch_close(struct etcd_watch *w); /* NULL is fine */
 
-#ifdef __cplusplus
-}
-#endif
 #endif

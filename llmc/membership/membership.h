@@ -14,10 +14,6 @@
 
 #include "llmc/membership/view.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct membership;
 
 struct membership_settings {
@@ -95,7 +91,4 @@ int membership_complete(struct membership *m);
 /* Removes the registration. NULL is fine. */
 void membership_close(struct membership *m);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

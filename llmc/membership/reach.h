@@ -4,10 +4,6 @@
 
 #include "llmc/membership/view.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum reached {
     REACHED_NOT,     /* no answer, or an error */
     REACHED_REFUSED, /* the host answers that nobody listens there: the process has ended */
@@ -18,7 +14,4 @@ enum reached {
  * second. Connections are closed at once. */
 void reach_members(const struct member *m, int members, enum reached *reached);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -10,10 +10,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum store_status {
     STORE_DONE,
     STORE_CHANGED, /* commit: the guard has another revision. keep: the lease has ended */
@@ -55,7 +51,4 @@ enum { STORE_WRITES_MOST = 100 }; /* most writes in a commit; etcd allows 128 */
 
 void store_entries_clear(struct store_entries *e);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -9,10 +9,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct member {
     char uid[24];     /* of a registration; a process that registers again takes a new one */
     char address[72]; /* HOST:PORT, where the process listens (TCP) for a rendezvous */
@@ -58,7 +54,4 @@ char *member_to_json(const struct member *m);
 bool view_from_json(const char *text, struct view *out);
 bool member_from_json(const char *text, const char *uid, struct member *out);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -13,10 +13,6 @@
 #include "llmc/backend/backend.h"
 #include "llmc/memory/placement.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum array_space { SPACE_BACKEND, SPACE_PINNED, SPACE_GROUP /* port_shared.c takes it */ };
 enum array_extent { EXTENT_WHOLE, EXTENT_OWNED, EXTENT_SLOTS, EXTENT_COPY_SLOTS, EXTENT_MODEL };
 enum array_type { TYPE_FLOAT32, TYPE_BF16, TYPE_COPY /* bf16 or float32, by copy_bytes */ };
@@ -76,7 +72,4 @@ void *array_allocate(enum array array, const struct backend *be, const struct pl
                      const struct array_sizes *sizes);
 void array_release(enum array array, const struct backend *be, void *memory);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

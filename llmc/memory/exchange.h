@@ -8,10 +8,6 @@
 #include "llmc/memory/worker.h"
 #include "lossynet/lossynet_trainer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct exchange {
     const struct backend *be;
     struct worker *worker; /* [packets.workers], the caller's; allocated after exchange_open */
@@ -36,7 +32,4 @@ int exchange_open(struct exchange *e, const struct lossynet_comm *comm, int firs
                   int workers);
 void exchange_close(struct exchange *e);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -12,10 +12,6 @@
 #include "llmc/util/host_memory.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct memory_demand { /* of a rank; ranks exchange its bytes */
     char host[64];
     double needed; /* bytes that it will take */
@@ -47,7 +43,4 @@ int memory_check_measure(const struct options *options, const struct lossynet_wo
 int memory_check(const struct options *options, const struct lossynet_world *world,
                  const struct llama_config *config, const struct memory_plan_settings *run);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -9,10 +9,6 @@
 #include "llmc/memory/arrays.h"
 #include "llmc/options/options.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct memory_plan_wire {           /* what is sent */
     int packet_bytes, header_bytes; /* of a packet: its payload, and the header before it */
     double bytes[2];                /* bytes of an element of the payload, by phase, with scales */
@@ -118,7 +114,4 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
 /* Prints the expected drift, which the network layer computes. */
 void memory_plan_print_drift(double p, double uncorrelated, double correlated, double paper);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -19,10 +19,6 @@
 
 #include "llmc/backend/backend.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The arrays that a rank may have. arrays.h says more of each. */
 enum array {
     /* in the backend's memory */
@@ -86,7 +82,4 @@ struct placement {
 
 struct placement placement_of(const struct placement_run *run);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

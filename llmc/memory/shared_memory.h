@@ -11,10 +11,6 @@
 
 #include "lossynet/lossynet_trainer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct shared_memory; /* opaque */
 
 /* Gives `bytes` bytes of memory, all 0, to this rank's group. `bytes` may differ between ranks.
@@ -35,7 +31,4 @@ void *shared_memory_of(const struct shared_memory *m, int member);
  * sign of life. */
 int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

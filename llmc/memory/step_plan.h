@@ -10,10 +10,6 @@
 
 #include "llmc/memory/memory_plan.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Prints the step of a run whose workers have a GPU each, in bf16, on an H100, H200, A100 and 4090.
  * overlap: the exchange goes on while workers compute. */
 void step_plan_print(const struct llama_config *config, const struct memory_plan_settings *s,
@@ -23,7 +19,4 @@ void step_plan_print(const struct llama_config *config, const struct memory_plan
 double step_plan_seconds(const struct llama_config *config, const struct memory_plan_settings *s,
                          const char *device);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -18,10 +18,6 @@
 #include "llmc/model/ranges.h"
 #include "llmc/options/options.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct worker {
     int id;                    /* 0 ... N-1 */
     int group, members;        /* the first worker of its group, and how many it has (--group) */
@@ -103,7 +99,4 @@ void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
                    const struct worker_step *step, const struct range *range, int ranges);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -21,10 +21,6 @@
 #include "llmc/backend/backend.h"
 #include "llmc/model/config.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Each value includes the recomputation of the value before it. */
 enum recompute {
     RECOMPUTE_NONE,
@@ -124,7 +120,4 @@ static inline double mean_loss(const float *losses, int n) {
     return sum / n;
 }
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -7,10 +7,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Llama 3's scaling of the rotary embedding ("llama3" in rope_scaling), which stretches slow rotations
  * so that a model can be continued with longer sequences. */
 struct rope_scaling {
@@ -70,7 +66,4 @@ int config_of_model(const char *model, struct llama_config *config);
 int config_complete(const char *model, int vocabulary, int data_vocabulary,
                     struct llama_config *config);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -22,10 +22,6 @@
 #include "llmc/model/tensors.h"
 #include "llmc/model/config.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct layer_offsets { /* offsets in elements from the start of the vector */
     size_t attention_norm /* (C) */, qkv /* ((H+2K)D, C) */, attention_out /* (C, HD) */;
     size_t mlp_norm /* (C) */, gate_up /* (2F, C) */, down /* (C, F) */;
@@ -116,7 +112,4 @@ enum { LAYOUT_ALL = -1 };
 void param_layout_initialise(const struct param_layout *layout, uint64_t seed, int bucket,
                              float *vector);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

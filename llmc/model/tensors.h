@@ -6,10 +6,6 @@
 
 #include "llmc/model/config.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* One parameter of the model. The caller decides where its data lies. */
 struct named_tensor {
     char name[96]; /* Hugging Face's */
@@ -38,7 +34,4 @@ void model_tensors(const struct llama_config *config, struct named_tensor *tenso
 /* The number of elements of a tensor. */
 size_t model_tensor_elements(const struct named_tensor *tensor);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -14,10 +14,6 @@
 #include "llmc/model/schedule.h"
 #include "lossynet/lossynet_trainer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_NAIVE };
 extern const char *const algorithm_names[]; /* ends with NULL */
 extern const char *const schedule_names[], *const schedule_decay_names[];
@@ -113,7 +109,4 @@ json_t *options_json(const struct options *options, unsigned without);
  * names or texts have. Returns the exit code: 0, or 2 if no option has the word, after it said so. */
 int options_help(const char *topic);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,10 +8,6 @@
 #include "llmc/log/metrics.h"
 #include "llmc/model/activations.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct evaluate_model {
     struct data_parallel *dp;
     struct activations *activations; /* [sets] */
@@ -31,7 +27,4 @@ enum { EVALUATE_STOPPED = 1 };
 int evaluate_perplexity(const struct evaluate_model *m, struct dataloader *val, int steps_done,
                         struct eval_metrics *out);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -13,10 +13,6 @@
 #include "llmc/util/file.h"
 #include "lossynet/lossynet.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct out_lock {
     int file;  /* the descriptor plus 1; 0: this process does not have the lock */
     bool made; /* the folder was not there before */
@@ -33,7 +29,4 @@ int out_lock_take(const struct options *options, const struct lossynet_world *wo
  * fine. */
 void out_lock_release(struct out_lock *lock);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -22,10 +22,6 @@
 #include "llmc/run/due.h"
 #include "llmc/run/out_lock.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct training { /* what survives a change of ranks (--meet). Zeros before training_open */
     struct options *options;
     const char *revision;        /* of the program */
@@ -102,7 +98,4 @@ int training_leave(struct training_view *v, bool agreed);
 /* After data_parallel_close: waits for the next view and meets its ranks (views_next). */
 int training_next_view(struct training *run);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -4,10 +4,6 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { PROCESSORS_MOST = 8192 };
 
 struct processors {      /* a rank tells this to others */
@@ -30,7 +26,4 @@ int processors_share(const struct processors *ranks, int count, int self);
  * cpu.cfs_quota_us), in processors; 0: none. root: "" for the machine; tests have another. */
 double processors_quota(const char *root);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -18,10 +18,6 @@
 
 #include <stdbool.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Ignores SIGINT and SIGHUP again if the caller ignored them and a library handles them since it was loaded. Call this
  * first in main, and before a program that is to take over (exec). */
 void stop_signal_ignore_again(void);
@@ -44,7 +40,4 @@ void stop_signal_note_start(void);
 /* Returns the number of the last signal that was noted, or 0. */
 int stop_signal_seen(void);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -2,10 +2,6 @@
 #ifndef LLMC_UTIL_THREADS_H
 #define LLMC_UTIL_THREADS_H
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Call this first in main. In GCC's OpenMP a waiting thread spins for milliseconds. On cores
  * that are shared with other ranks or users, this makes small operations up to 50 times slower.
  * OpenMP reads the spin time from the environment before main, so this function sets it and
@@ -22,7 +18,4 @@ void threads_choose(int wanted, int share);
  * use. */
 void threads_choose_alone(int wanted, int local_ranks);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

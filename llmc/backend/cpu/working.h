@@ -9,10 +9,6 @@
 
 #include "llmc/backend/cpu/scratch.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     CLASSIFIER_CHUNK = 512, /* tokens whose logits exist at once: V * 2 KiB, for each caller */
     CLASSIFIER_CHUNK_BF16 = 1024, /* the same number of bytes */
@@ -47,7 +43,4 @@ void cpu_working_muon(struct cpu_working *w, int rows, int cols);
 /* The total, if `callers` of `threads` threads call operations. */
 double cpu_working_bytes(const struct cpu_working *w, int callers, int threads);
 
-#ifdef __cplusplus
-}
-#endif
 #endif
