@@ -16,7 +16,6 @@
 #include "lossynet/crypto/crypto.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>

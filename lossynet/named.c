@@ -6,7 +6,6 @@
 #include "lossynet/comm.h"
 #include "lossynet/lossynet_trainer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 enum { OPTIONS_MOST = 64 }; /* the table has no more */

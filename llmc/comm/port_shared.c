@@ -10,9 +10,6 @@
  * none if devices read it in place), and the sums that the member sends or averages: the vector `sum`
  * has addresses for P elements, but only these parts have pages.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "llmc/comm/port.h"
 
 #include <stdlib.h>

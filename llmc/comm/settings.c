@@ -1,7 +1,6 @@
 /* settings.c — see settings.h. */
 #include "llmc/comm/settings.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -54,7 +54,6 @@ void etcd_watch_close(struct etcd_watch *w) {
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #include "llmc/log/error.h"
 #include "llmc/log/jsonl.h"

@@ -1,7 +1,4 @@
 /* shared_memory.c — see shared_memory.h. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "llmc/memory/shared_memory.h"
 
 #include <errno.h>

@@ -1,7 +1,6 @@
 /* config.c — presets, config.json, and the checks that both must pass. */
 #include "llmc/model/config.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdint.h>

@@ -24,8 +24,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <string.h>
-
 enum { AGES = 64 }; /* classes of steps missing: 0 ... 62, and more */
 
 void ln_retransmission_open(struct lossynet_comm *comm) {

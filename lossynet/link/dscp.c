@@ -8,7 +8,6 @@
  */
 #include "lossynet/link/link.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 enum { LE = 1, BACKGROUND = 1 };

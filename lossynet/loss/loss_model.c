@@ -49,7 +49,6 @@
 #include "lossynet/loss/loss.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

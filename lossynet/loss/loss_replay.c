@@ -8,7 +8,6 @@
  */
 #include "lossynet/loss/loss.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
