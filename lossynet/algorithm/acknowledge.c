@@ -8,7 +8,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-
 /* A tag before a link's bits, if these may be of an earlier step (unconfirmed.c). */
 enum { TAG_BYTES = 4 };
 
@@ -218,4 +217,3 @@ void ln_acknowledge_open_later(struct lossynet_comm *comm, size_t room) {
     COMM_TAKE(comm, acks->out, ranks * room + acks->own_offset[ranks]);
     COMM_TAKE(comm, acks->in, ranks * room + acks->other_offset[ranks]);
 }
-

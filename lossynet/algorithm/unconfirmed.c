@@ -30,7 +30,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-
 enum { MOST = 255 }; /* gradients in one packet */
 
 static const struct ln_unconfirmed *of(const struct lossynet_comm *comm) {
