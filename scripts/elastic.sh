@@ -298,6 +298,7 @@ settle() { # settle NUMBER
         how="$how on ${hosts[$i % ${#hosts[@]}]}"
         # If the connection has ended (code 255 of ssh), the process may still run. srun has no such code.
         if [ "$code" -eq 255 ] || [ -n "$srun" ]; then unsure=yes; fi
+        [ "$code" -ne 255 ] || [ -n "$srun" ] || how="has no connection to ${hosts[$i % ${#hosts[@]}]} (ssh)"
     fi
     if [ -n "$stopping" ] || [ "$code" -eq 0 ] || [ "$code" -eq 2 ]; then
         ended[i]=$code

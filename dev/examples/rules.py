@@ -44,15 +44,15 @@ class Hadamard(Mean):
             block = x[part.count - n:] if turn % 2 else x[:n]
             words = mix(mix(key + np.uint64(turn)) + np.arange((n + 63) // 64, dtype=np.uint64))
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:n]
-            signs = np.where(bits, np.float32(-1), np.float32(1))
-            y = block.copy() if back else block * signs
-            half = 1
-            while half < n:
-                pair = y.reshape(-1, 2, half)
-                y = np.stack([pair[:, 0] + pair[:, 1], pair[:, 0] - pair[:, 1]], axis=1).ravel()
-                half *= 2
-            y *= np.float32(1 / np.sqrt(n))
-            block[:] = y * signs if back else y
+            signs = 1 - 2 * bits.astype(np.float32)
+            y = block if back else block * signs
+            z = np.empty_like(y)
+            for _ in range(n.bit_length() - 1):  # takes the lowest bit of the index, and makes it the highest
+                np.add(y[::2], y[1::2], out=z[:n // 2])
+                np.subtract(y[::2], y[1::2], out=z[n // 2:])
+                y, z = z, y
+            scale = np.float32(1 / np.sqrt(n))
+            np.multiply(y, signs * scale if back else scale, out=block)
 
     def send(self, part, worker, values):
         self.turn(part, values, False)

@@ -111,9 +111,11 @@ lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface
             ln_log("interface %s: no MTU of at least 576: %s", best->ifa_name, strerror(errno));
         }
     } else if (name) {
+        char host[65] = "this host";
+        gethostname(host, sizeof host - 1);
         ln_log("interface %s: expected the name of a network interface that is up and has "
-               "an IP address (see: ip address)",
-               name);
+               "an IP address on %s (see: ip address)",
+               name, host);
     } else {
         ln_log("no network interface is up, running and has an IP address (see: ip address)");
     }

@@ -273,7 +273,8 @@ def test_a_connection_that_ends_takes_its_rank_along(script):
 def test_who_only_lost_its_connection_may_be_alive(script):
     """A process that lost its connection may still be alive. So elastic.sh gives --meet-anew, which says that
     all are dead, to no process after that."""
-    script.run("255 1 0", "-n", 1, "--hosts", "a", *URL, "--")
+    said = script.run("255 1 0", "-n", 1, "--hosts", "a", *URL, "--")[1]
+    assert "process 0 has no connection to a (ssh): start 1 of 3\n" in said and "signal" not in said
     assert "--meet-anew" not in "".join(script.lines("started")[1:])
 
 
