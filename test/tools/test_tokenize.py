@@ -227,8 +227,8 @@ def test_outputs_take_no_other_things_place(model, tmp_path, names, said):
 
 def test_a_full_disk_leaves_nothing(model, tmp_path):
     write(tmp_path / "text", random_document(1, 20000))
-    limited = ["bash", "-c", f"trap '' XFSZ; ulimit -f 8; exec {TOKENIZE} --tokenizer {model} "
-                             "--train t.bin --shard-tokens 3000 text"]
+    limited = ["bash", "-c", """trap '' XFSZ; ulimit -f 8; exec "$@" """, "bash", TOKENIZE, "--tokenizer", model,
+               "--train", "t.bin", "--shard-tokens", "3000", "text"]
     done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "File too large" in done.stderr
     assert [p.name for p in tmp_path.iterdir() if "t_" in p.name] == []

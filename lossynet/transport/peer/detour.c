@@ -24,7 +24,7 @@
  * off from everybody: it is late, or away.
  *
  * Pauses between questions grow with the number of ways tried and with the crowd (state.h), but at least
- * QUESTIONS_LEAST questions fit into peer_timeout. Every RETURN seconds the direct way is tried again, but
+ * QUESTIONS_LEAST questions fit into peer_timeout where there is another way. Every RETURN seconds the direct way is tried again, but
  * not while another one is looked for. Relays are ranks that answered lately and to which we send
  * directly, from a place on that depends on the pair, so that pairs choose unlike relays.
  */
@@ -159,8 +159,9 @@ double ln_detour_push(struct ln_transport *t, int peer, double now) {
             d->candidate = next_way(t, peer, d->candidate);
             d->answered = d->silent = 0;
         }
-        if (d->candidate != d->way) ask_by(t, peer, d->candidate);
         d->asked[1]++, d->silent++;
+        if (d->candidate == d->way) return d->due = now + fmax(pause, PAUSE_MOST);
+        ask_by(t, peer, d->candidate);
     }
     return d->due = now + pause;
 }
