@@ -9,11 +9,12 @@ there for a given time.
 
 FOLDER has everything that must travel, compressed, at most 50 MB (--most): the
 program (TRAIN_LLAMA2 or build/train_llama2), and the libraries that it needs
-beside the C library's. The other machine has Python and a C library that is
-not older than this one's; cuBLAS is taken from its toolkit, or from packages
-of its Python. OUT (default: out in FOLDER) gets results.jsonl and the runs'
-logs. The same command goes on after a stop, also on another machine if OUT is
-brought there.
+beside the C library's. `make BARE=1 BLAS=none MPI=0 SECURE=0 VERBS=0
+BUILD=build/carried` makes a program for GPUs without 13 MB of libraries. The
+other machine has Python and a C library that is not older than this one's;
+cuBLAS is taken from its toolkit, or from packages of its Python. OUT (default:
+out in FOLDER) gets results.jsonl and the runs' logs. The same command goes on
+after a stop, also on another machine if OUT is brought there.
 """
 import argparse
 import glob
@@ -111,7 +112,7 @@ def pack(arguments):
     print(f"{folder}: {size:.1f} MB")
     if size > arguments.most:
         fail(f"{folder} has {size:.1f} MB, expected at most {arguments.most:g}; the largest is {largest}, "
-             f"{sizes[largest]:.1f} MB; shorter token files need less")
+             f"{sizes[largest]:.1f} MB; shorter token files or a program with fewer libraries (--help) need less")
 
 
 def places_of_libraries(folder):
