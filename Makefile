@@ -9,19 +9,17 @@
 # make dist         an archive of the committed sources, which builds without git
 # make wheel        the package for Python, as a wheel and as an archive of its sources
 # make clean        removes build/ (out/ stays)
-# lossynet/library.mk and scripts/install.mk have the library and the installation, dev/dev.mk what
-# developers need.
+# lossynet/library.mk and scripts/install.mk have the library and the installation, dev/dev.mk what developers need.
 #
-# CC, CXX, CPPFLAGS, CFLAGS, CXXFLAGS, LDFLAGS and LDLIBS are added to what the program needs, and win.
-# The Makefile finds these libraries, and NAME=0 builds without one: MPI (mpicc; MPI=0), libibverbs (for
-# --link verbs; VERBS=0), OpenSSL (for --encrypt; SECURE=0), libcurl (for --meet; MEET=0), CUDA (nvcc;
-# CUDA=0). Matrix products come from oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas);
-# BLAS=none takes plain loops. BARE=1 is for GPU machines without Jansson, xxHash, SentencePiece, cmocka
-# and libcurl: dev/bare replaces them, so there is no tokenizer. Jansson and xxHash are linked statically where
-# this machine has them; where it has not, or with STATIC=, there is no JSON (no logs, no checkpoints).
-# WERROR=-Werror makes warnings errors, as make check and make test do. SANITIZE=address,undefined builds
-# with sanitizers. With other flags than before, make builds again what depends on them; a BUILD of its own
-# keeps both.
+# CC, CXX, CPPFLAGS, CFLAGS, CXXFLAGS, LDFLAGS and LDLIBS are added to what the program needs, and win. The Makefile
+# finds these libraries, and NAME=0 builds without one: MPI (mpicc; MPI=0), libibverbs (for --link verbs; VERBS=0),
+# OpenSSL (for --encrypt; SECURE=0), libcurl (for --meet; MEET=0), CUDA (nvcc; CUDA=0). Matrix products come from
+# oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas); BLAS=none takes plain loops. BARE=1 is for GPU
+# machines without Jansson, xxHash, SentencePiece, cmocka and libcurl: dev/bare replaces them, so there is no
+# tokenizer. Jansson and xxHash are linked statically where this machine has them; where it has not, or with STATIC=,
+# there is no JSON (no logs, no checkpoints). WERROR=-Werror makes warnings errors, as make check and make test do.
+# SANITIZE=address,undefined builds with sanitizers. With other flags than before, make builds again what depends on
+# them; a BUILD of its own keeps both.
 
 # Without this, make would try to build the .d files below by its built-in rules.
 MAKEFLAGS += --no-builtin-rules
@@ -83,8 +81,7 @@ else
 override LDLIBS += -lopenblas
 endif
 ifeq ($(BARE),1)
-static_library = $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a))
-STATIC ?= $(and $(call static_library,jansson),$(call static_library,xxhash))
+STATIC ?= $(filter 2,$(words $(filter /%,$(shell for l in jansson xxhash; do $(CC) -print-file-name=lib$$l.a; done))))
 override CPPFLAGS += $(if $(STATIC),-idirafter ,-I)dev/bare
 override LDLIBS += $(if $(STATIC),-l:libjansson.a -l:libxxhash.a)
 WARNINGS += -Wno-maybe-uninitialized
