@@ -41,7 +41,6 @@ from .comm import Comm, Place, gather_at_start, meet, options
 from .rule import Rule
 
 
-
 class _Entry:
     """A parameter and its place in the vector."""
 
@@ -406,7 +405,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                      "that catches this on every rank can go on")
         self._norm = self.comm.norm = norm
         self._adopt()
-        if self._sum not in (None, self._checksum()):
+        if self._sum is not None and self._sum != self._checksum():
             self._overlap = False  # the script writes parameters outside step(), perhaps while they would be sent
         self._sum = None
         self._update(norm, said.used)
