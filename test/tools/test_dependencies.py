@@ -84,7 +84,8 @@ def used(files):
 def files_of(purpose):
     tests = [path for path in sorted((ROOT / "test").rglob("*")) if path.suffix in CALLS]
     if purpose == "test":
-        return [*tests, *ROOT.glob("dev/testbed/**/*.*"), *ROOT.glob("scripts/**/*.sh"), *ROOT.glob("data/*.sh"),
+        testbed = [path for path in ROOT.glob("dev/testbed/**/*") if path.suffix in CALLS]
+        return [*tests, *testbed, *ROOT.glob("scripts/**/*.sh"), *ROOT.glob("data/*.sh"),
                 ROOT / "lossynet" / "python" / "setup.py"]
     quick = {".py": lambda text: "pytest.mark.quick" in text,
              ".c": lambda text: not re.search(r"\bTakes \d{2,} s\b", text), ".sh": lambda _: False}
