@@ -504,13 +504,13 @@ static int train_loop(struct trainer *t) {
 static int train(struct trainer *t) {
     if (t->run.options->out && !t->run.options->meet) stop_signal_note_start();
     for (;;) {
-        const int failed =
-            training_choose(&t->view) || prepare(t, true) || training_begin(&t->view, t->tokenizer);
+        const int failed = trainer_begin(t) || training_choose(&t->view) || prepare(t, true) ||
+                           training_begin(&t->view, t->tokenizer);
         const int status = failed ? -1 : train_loop(t);
         if (!status || !t->run.options->meet || training_leave(&t->view, status == VIEW_ENDS))
             return status;
         trainer_release(t);
-        if (training_next_view(&t->run) || trainer_begin(t)) return -1;
+        if (training_next_view(&t->run)) return -1;
     }
 }
 
@@ -519,7 +519,7 @@ static int train(struct trainer *t) {
 /* --eval: perplexity of a checkpoint. */
 static int eval_mode(struct trainer *t) {
     struct eval_metrics e;
-    if (prepare(t, false) || evaluate(t, 0, &e)) return -1;
+    if (trainer_begin(t) || prepare(t, false) || evaluate(t, 0, &e)) return -1;
     metrics_eval(&t->view.progress, t->view.log, &e);
     if (t->dp.world.rank == 0 && !t->run.options->quiet) metrics_print_eval(&e);
     return 0;
@@ -530,7 +530,7 @@ static int generate_mode(struct trainer *t) {
     const struct options *o = t->run.options;
     struct tokenizer *tokenizer = NULL;
     struct llama_config c;
-    if (config_read(o->model, &c) ||
+    if (trainer_begin(t) || config_read(o->model, &c) ||
         generate_open_tokenizer(o->tokenizer, o->model, c.vocabulary, &tokenizer))
         return -1;
     t->B = 1, t->T = c.positions;
@@ -555,10 +555,7 @@ static int run_mode(struct trainer *t) {
         const int failed = preflight(o, &t->run.world);
         return views_preflight(o, GIT_REVISION, t->run.world.rank == 0) || failed ? -1 : 0;
     }
-    int failed = trainer_begin(t) ? -1
-                 : o->eval        ? eval_mode(t)
-                 : o->generate    ? generate_mode(t)
-                                  : train(t);
+    int failed = o->eval ? eval_mode(t) : o->generate ? generate_mode(t) : train(t);
     if (data_parallel_is_of_another_run(&t->dp)) failed = WRONG_USE;
     trainer_release(t);
     return failed;

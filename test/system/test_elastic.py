@@ -590,6 +590,45 @@ def test_rank_0_dies_before_it_ends_the_view(tmp_path, ranks, etcd):
     assert not etcd.holds(f"{tmp_path.name}/options")
 
 
+# As long as a file has the name of the process, it dies when it awaits the 8 bytes with which a part of what ranks
+# tell each other begins.
+DIES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+ssize_t recv(int fd, void *to, size_t bytes, int flags) {
+    ssize_t (*real)(int, void *, size_t, int) = dlsym(RTLD_NEXT, "recv");
+    char name[4096];
+    snprintf(name, sizeof name, "%s/dies.%d", getenv("DIES"), getpid());
+    if (bytes == 8 && access(name, F_OK) == 0) raise(SIGKILL);
+    return real(fd, to, bytes, flags);
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc, which compiles the library that ends a process")
+def test_rank_0_dies_between_the_meeting_and_the_first_step(tmp_path, ranks, monkeypatch):
+    """All have met in a new view, and rank 0 dies before they have told each other what they have. The others go
+    on without it."""
+    (tmp_path / "dies.c").write_text(DIES, encoding="utf-8")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "dies.so", tmp_path / "dies.c"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "dies.so"))
+    monkeypatch.setenv("DIES", str(tmp_path))
+    run3 = ranks(3)
+    run3.wait_steps(3)
+    first = next(i for i in range(3) if "Llama of" in run3.said_by(i))
+    (tmp_path / f"dies.{run3.pid(first)}").touch()
+    run3.start()
+    assert run3.process[first].wait(TIMEOUT) == -signal.SIGKILL
+    run3.wait(lambda: run3.named(first, run3.views())[0])
+    run3.wait_steps(3)
+    run3.end()
+
+
 def test_all_ranks_resume_from_the_checkpoint_of_rank_0(data, tmp_path, etcd):
     """Each process sees a folder of its own. A checkpoint that only rank 1 has does not count. Rank 2 lacks that
     of rank 0 and says so; the others go on without it."""
