@@ -182,8 +182,9 @@ struct ln_way_question {
 struct ln_detour {      /* by which way our datagrams go to it (detour.c) */
     int way;            /* the present one */
     int candidate;      /* another one that is tried */
-    int answer;         /* the way on which its last question came */
+    int answer;         /* the way on which its last question came, and our answer goes */
     uint32_t echo;      /* number of that question; 0: none waits for an answer */
+    bool told;          /* a line has said that a relay is used */
     bool returns;       /* the direct way is being tried again */
     double since;       /* since when we wait for an answer; 0: we do not */
     double wait;        /* seconds of that before we ask */
@@ -191,7 +192,6 @@ struct ln_detour {      /* by which way our datagrams go to it (detour.c) */
     double back;        /* when the direct way is tried again */
     int asked[2];       /* questions on the present way, on the other one */
     int answered;       /* of the latter */
-    int silent;         /* questions on the other one since its last answer */
     uint32_t questions; /* since the start */
     struct ln_way_question question[LOSSYNET_QUESTIONS];
 };

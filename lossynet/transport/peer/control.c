@@ -103,8 +103,6 @@ void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t numbe
 static void answer_by(struct ln_transport *t, int peer) {
     struct ln_detour *d = &t->peers[peer].detour;
     if (d->echo) send_in_class(t, peer, d->answer, WIRE_STATE, 0, d->echo, 0, false, 0);
-    if (d->echo && d->way != d->answer)
-        send_in_class(t, peer, d->way, WIRE_STATE, 0, d->echo, 0, false, 0);
     d->echo = 0;
 }
 
