@@ -147,13 +147,14 @@ void lossynet_shutdown(int exit_code) {
 lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *world, void *all,
                                    size_t bytes) {
     (void)context;
-    return world->share ? world->share(world->share_context, world, all, bytes)
-                        : share_by_mpi(world, all, bytes);
+    return world->ranks < 2 ? LOSSYNET_OK
+           : world->share   ? world->share(world->share_context, world, all, bytes)
+                            : share_by_mpi(world, all, bytes);
 }
 
 lossynet_status lossynet_bootstrap_gather(const struct lossynet_world *world, void *all,
                                           size_t bytes) {
-    return world->ranks > 1 ? ln_bootstrap_share(NULL, world, all, bytes) : LOSSYNET_OK;
+    return ln_bootstrap_share(NULL, world, all, bytes);
 }
 
 const char *lossynet_version(void) {

@@ -290,14 +290,14 @@ lossynet_status ln_comm_open(const struct lossynet_world *world,
 static lossynet_status open_chosen(const struct lossynet_world *world,
                                    const struct lossynet_settings *settings,
                                    struct lossynet_comm **out) {
-    ln_link_open link_open;
+    ln_link_open link_open = NULL; /* one rank needs none */
     lossynet_status status = ln_settings_check(world, settings);
     if (!status && world->share && settings->link == LOSSYNET_LINK_MPI) {
         ln_log("link mpi: expected ranks that MPI started; ranks that met otherwise take link "
                "udp or verbs");
         status = LOSSYNET_INVALID;
     }
-    if (!status)
+    if (!status && world->ranks > 1)
         status = ln_link_choose(world, settings->link, ln_bootstrap_share, NULL, &link_open);
     if (status) return status;
     return open_over(world, settings, link_open, ln_bootstrap_share, NULL, out);
@@ -462,11 +462,10 @@ lossynet_status lossynet_probe(const struct lossynet_world *world,
                     .pace_gbps = settings->network.pace_gbps},
         .log = target_of(settings)};
     ln_link_open link_open;
-    if (world->ranks < 2) {
-        *link_name = "memory";
-        *out = (struct lossynet_path){0};
-        return LOSSYNET_OK;
-    }
+    const bool named = settings->link || transport.network.interface || transport.network.ports[0];
+    *link_name = "memory";
+    *out = (struct lossynet_path){0};
+    if (world->ranks < 2 && (!named || settings->link == LOSSYNET_LINK_MPI)) return LOSSYNET_OK;
     const struct ln_log_target *before = ln_log_use(&transport.log);
     lossynet_status status =
         ln_link_choose(world, settings->link, ln_bootstrap_share, NULL, &link_open);

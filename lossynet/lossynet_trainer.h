@@ -416,7 +416,8 @@ bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *byt
  * every rank sends to one rank and receives from one. It uses the link, interface, packet size, pace
  * and log of `settings`, nothing else. node[ranks]: the number of each rank's host, 0, 1, ..., the
  * same on all ranks. out[s * ranks + r] (ranks * ranks), on every rank: the path from s to r.
- * *link_name: static text. Collective. */
+ * *link_name: static text. A rank alone opens the link if the settings name one, an interface or ports.
+ * Collective. */
 lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,
                                double seconds, struct lossynet_path *out, const char **link_name);

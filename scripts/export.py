@@ -79,7 +79,7 @@ class TensorBoard:
     """Event files, written by the package tensorboard. Wall times are those of the steps' durations."""
 
     def __init__(self, folder, log):
-        require("tensorboard.compat.proto", names=["tensorboard"])
+        require("tensorboard.compat.proto")
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
         self.event, self.summary = event_pb2.Event, summary_pb2

@@ -8,16 +8,24 @@ As soon as torchrun's variables are there, these frameworks put DistributedDataP
 Place.take() hands the variables to lossynet alone, before they are imported: each then sees one process. Each
 rank gives its framework a part of the data of its own.
 """
+import argparse
+import pathlib
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+# pylint: disable=wrong-import-position
+from python_packages import refuse, require
+
+if __name__ == "__main__":
+    require("torch", "lossynet")
 import lossynet.torch
 
 PLACE = lossynet.Place.take()  # lossynet: before the frameworks are imported
 
-import torch  # noqa: E402 pylint: disable=wrong-import-position
-from torch import nn  # noqa: E402 pylint: disable=wrong-import-position
-from torch.utils.data import DataLoader, DistributedSampler, Subset  # noqa: E402 pylint: disable=wrong-import-position
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, DistributedSampler, Subset  # noqa: E402
 
 EPOCHS = 6
 
@@ -105,9 +113,14 @@ def lightning(model):
 
 
 def main():
-    model = Model()
     by_name = {"plain": plain, "trainer": trainer, "accelerate": accelerate, "lightning": lightning}
-    optimizer = by_name[sys.argv[1]](model)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("framework", choices=by_name)
+    framework = by_name[parser.parse_args().framework]
+    try:
+        optimizer = framework(Model())
+    except ModuleNotFoundError as missing:
+        refuse([missing.name])
     with optimizer.model():
         norm = nn.utils.parameters_to_vector(model.parameters()).double().norm().item()
     print(f"rank {PLACE.rank}: {optimizer.steps} steps, norm of the parameters {norm:.6f}", flush=True)

@@ -9,8 +9,15 @@ The three lines marked "lossynet" are all that differs from a script for one pro
 """
 import argparse
 import pathlib
+import sys
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+# pylint: disable=wrong-import-position
+from python_packages import require
+
+if __name__ == "__main__":
+    require("torch", "lossynet")
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -9,7 +9,15 @@
 and used to write text by train_llama2 as well.
 """
 import argparse
+import pathlib
+import sys
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+# pylint: disable=wrong-import-position
+from python_packages import require
+
+if __name__ == "__main__":
+    require("numpy", "torch", "transformers", "lossynet")
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM

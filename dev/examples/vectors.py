@@ -7,6 +7,15 @@
 It is average.c in Python. With torchrun, mpirun or Slurm the variables come from the launcher, or from
 its own (RANK=$OMPI_COMM_WORLD_RANK).
 """
+import pathlib
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+# pylint: disable=wrong-import-position
+from python_packages import require
+
+if __name__ == "__main__":
+    require("numpy", "lossynet")
 import numpy as np
 
 import lossynet

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 
 #include "llmc/checkpoint/checksum.h"
+#include "llmc/log/error.h"
 #include "llmc/options/options.h"
 #include "lossynet/lossynet_trainer.h"
 
@@ -25,9 +26,9 @@ int preflight(const struct options *options, const struct lossynet_world *world)
 struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte */
     char host[64];
     char program[CHECKSUM_TEXT_BYTES];
-    char data[CHECKSUM_TEXT_BYTES]; /* checksum of samples of the run's input files; "": none */
+    char data[CHECKSUM_TEXT_BYTES]; /* checksum of samples of what the run reads; "": none */
     char device[112], driver[32];   /* driver "": none */
-    char wrong[240];                /* a fault that the rank itself found; "": none */
+    char wrong[LOG_BYTES];                /* a fault that the rank itself found; "": none */
     bool on_device;
     double memory_free, memory_needed; /* bytes: free on the host; needed by this rank */
     double device_free, device_needed;

@@ -23,11 +23,14 @@
 #include "llmc/memory/memory_plan.h"
 #include "llmc/util/file.h"
 #include "llmc/util/host_memory.h"
+#include "llmc/comm/common_facts.h"
 #include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
 #include "llmc/log/jsonl.h"
+#include "llmc/cli/generate.h"
 #include "llmc/cli/validate.h"
 
+enum { VOCABULARY = 32000 }; /* of a preset, where neither options nor data say it */
 enum { SAMPLES = 16, SAMPLE_BYTES = 65536 }; /* samples of a file */
 static const double MARKER_SECONDS = 5;      /* a network file system may show new names late */
 static const double PRODUCT_SECONDS = 0.02;  /* a product that takes this long is timed */
@@ -54,7 +57,7 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     const struct lossynet_world planned = comm_planned_world(o, world);
     const int workers = o->net.workers ? o->net.workers : planned.ranks;
     if (config_of_model(o->model, &c) ||
-        config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c) ||
+        config_complete(o->model, o->vocabulary ? o->vocabulary : VOCABULARY, 0, &c) ||
         comm_layout(o, &c, workers, &layout))
         return -1;
     const struct lossynet_settings network = comm_settings(o, &layout, workers, workers, false);
@@ -195,27 +198,61 @@ static bool sample_file(const char *path, struct preflight_rank *out,
     return fine;
 }
 
-/* Adds the files of a pattern to a running digest. */
-static void sample_files(const char *pattern, bool must, struct preflight_rank *out) {
+/* Adds a digest to a running one. */
+static void add_digest(const char digest[CHECKSUM_TEXT_BYTES], struct preflight_rank *out) {
+    char both[2 * CHECKSUM_TEXT_BYTES];
+    memcpy(both, out->data, CHECKSUM_TEXT_BYTES);
+    memcpy(both + CHECKSUM_TEXT_BYTES, digest, CHECKSUM_TEXT_BYTES);
+    checksum_bytes(both, sizeof both, out->data);
+}
+
+/* Adds the files of a pattern to the digest. */
+static void sample_files(const char *pattern, struct preflight_rank *out) {
+    char digest[CHECKSUM_TEXT_BYTES] = "";
     glob_t found = {0};
-    char both[2 * CHECKSUM_TEXT_BYTES] = "";
-    if (glob(pattern, 0, NULL, &found) && must) wrong(out, "no file matches '%s'", pattern);
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        memcpy(both, out->data, CHECKSUM_TEXT_BYTES);
-        if (!sample_file(found.gl_pathv[i], out, both + CHECKSUM_TEXT_BYTES)) break;
-        checksum_bytes(both, sizeof both, out->data);
-    }
+    if (glob(pattern, 0, NULL, &found)) found.gl_pathc = 0;
+    for (size_t i = 0; i < found.gl_pathc && sample_file(found.gl_pathv[i], out, digest); i++)
+        add_digest(digest, out);
     globfree(&found);
+}
+
+/* What the run would look at when it starts: token files, the key, the tokenizer. */
+static void look_as_the_run(const struct options *o, struct preflight_rank *out) {
+    struct options given = *o;
+    struct common_facts facts;
+    char said[LOG_BYTES] = "", digest[CHECKSUM_TEXT_BYTES];
+    if (!o->vocabulary && !o->train && !o->val) given.vocabulary = VOCABULARY;
+    log_kept = said;
+    const int failed = common_facts_find(&given, "", &facts) ||
+                       (o->sample_every && o->tokenizer && generate_check_tokenizer(o->tokenizer));
+    log_kept = NULL;
+    checksum_bytes(facts.text[FACT_KEY], FACT_BYTES, digest);
+    add_digest(digest, out);
+    if (failed)
+        wrong(out, "%s", said);
+    else if (*said)
+        log_error("%s", said);
+}
+
+/* Whether a file can be written, of which nothing stays. path: NULL: none. */
+static void look_at_writing(const char *option, const char *path, struct preflight_rank *out) {
+    if (!path || !access(path, W_OK)) return;
+    const int descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor < 0 || close(descriptor) || unlink(path))
+        wrong(out, "cannot write to %s '%s': %s", option, path, strerror(errno));
 }
 
 static void look_at_files(const struct options *o, struct preflight_rank *out) {
     uint64_t bytes;
     char pattern[FILE_PATH_BYTES];
     checksum_file("/proc/self/exe", out->program, &bytes);
-    if (o->train) sample_files(o->train, true, out);
-    if (o->val) sample_files(o->val, true, out);
+    look_as_the_run(o, out);
+    look_at_writing("--log", o->log, out);
+    look_at_writing("--record-loss", o->net.record_loss, out);
+    if (o->train) sample_files(o->train, out);
+    if (o->val) sample_files(o->val, out);
     if (file_is_directory(o->model) && !file_join(pattern, o->model, "*.safetensors"))
-        sample_files(pattern, false, out);
+        sample_files(pattern, out);
 }
 
 static void look_at_out(const char *directory, const char *marker, double needed,

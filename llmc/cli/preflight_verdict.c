@@ -322,7 +322,7 @@ static void judge_alike(const struct preflight_nodes *n, const struct preflight_
     static const struct field fields[] = {
         {offsetof(struct preflight_rank, program), "its program",
          "build or copy the same binary everywhere", false, false},
-        {offsetof(struct preflight_rank, data), "what its data or model files hold",
+        {offsetof(struct preflight_rank, data), "what its data, model or key files hold",
          "fetch and tokenise once, and copy", false, false},
         {offsetof(struct preflight_rank, driver), "its GPU driver",
          "install the same version everywhere", false, true},

@@ -218,7 +218,7 @@ static void test_other_files(void **state) {
     n = well(NODES);
     for (int r = EACH; r < RANKS; r += EACH) strcpy(rank[r].data, "d");
     hosts_say(&n, false,
-              "node ant: what its data or model files hold differs from most others' "
+              "node ant: what its data, model or key files hold differs from most others' "
               "(none, not d): fetch and tokenise once, and copy");
 }
 

@@ -150,8 +150,8 @@ def test_three_ranks_average_with_numpy(package):
 
 
 def test_example_with_numpy(package):
-    text = (ROOT / "dev" / "examples" / "vectors.py").read_text(encoding="utf-8")
-    ranks = start(package, text, 4)
+    path = str(ROOT / "dev" / "examples" / "vectors.py")
+    ranks = start(package, f"import runpy; runpy.run_path({path!r}, run_name='__main__')", 4)
     shown = [rank.communicate(timeout=120) for rank in ranks]
     assert not any(rank.returncode for rank in ranks), shown
     steps = re.findall(r"step (\d): ([\d.]+)% and ([\d.]+)% .* mean here is ([\d.]+), ([\d.]+)%", shown[0][0])

@@ -372,7 +372,8 @@ def example_frameworks(rank, ranks):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
         try:
             shown[name] = example("frameworks.py", name)
-        except ImportError:
+        except SystemExit as said:
+            assert "lacks the Python package" in str(said), said
             shown[name] = "not installed"
     return shown
 

@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,6 +62,31 @@ def test_what_is_wrong_with_this_host(tmp_path):
     (tmp_path / "file").write_text("")
     done = preflight("--out", tmp_path / "file", ranks=2)
     assert done.returncode == 1 and "expected a directory, found a file" in done.stderr
+
+
+def test_one_rank_looks_at_all_that_the_run_will_use(tmp_path):
+    """A run of one process has no network, but that of several has, for which one of them looks."""
+    data, short = tmp_path / "train.bin", tmp_path / "short"
+    write_tokens(data, [1] * 1000, 512)
+    short.write_text("fifteen letters")
+    taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    taken.bind(("", 0))  # of two ports one is not enough
+    port = taken.getsockname()[1] // 2 * 2
+    for arguments, what in ((("--interface", "none0"), "interface none0: expected the name of a network interface"),
+                            (("--port-range", f"{port}-{port + 1}"), f"no port from {port} to {port + 1} is free"),
+                            (("--encrypt", "--key-file", short), f"cannot use '{short}': expected a file of 16"),
+                            (("--train", short), f"'{short}' is truncated"),
+                            (("--train", data, "--val", __file__), f"'{__file__}' begins with the number"),
+                            (("--train", data, "--vocab-size", 256), "a vocabulary of 512, model 260K has 256"),
+                            (("--train", data, "--sample-every", 1, "--tokenizer", data), f"'{data}' is no Sentence"),
+                            (("--log", tmp_path / "none/log"), f"--log '{tmp_path}/none/log': No such file"),
+                            (("--record-loss", tmp_path / "none/loss"), f"'{tmp_path}/none/loss': No such file")):
+        done = preflight("--link", "udp", *arguments)
+        assert done.returncode == 1 and "all is well" not in done.stdout, (arguments, done.stdout)
+        (line,) = done.stderr.splitlines()
+        assert what in line, line
+    done = preflight("--train", data, "--log", tmp_path / "log")
+    assert done.returncode == 0 and not (tmp_path / "log").exists(), done.stdout + done.stderr
 
 
 def test_two_modes_at_once():

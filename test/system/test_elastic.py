@@ -384,7 +384,7 @@ def test_preflight_asks_the_store(data, tmp_path, etcd, ranks):
             "meet": url, "meet_ranks": 2, "workers": None, "seq": 32, "val": None, "steps": FOREVER,
             "peer_timeout": 2, "loss_rate": 0.1, "preflight": True, **changes}))
         assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout.splitlines()[-1] if status == 0 else done.stderr.strip()
+        return done.stdout.splitlines()[0] if status == 0 else done.stderr.strip()
 
     url = etcd.url(tmp_path.name)
     for _ in range(2):

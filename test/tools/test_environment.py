@@ -2,6 +2,7 @@
 a package, and end without a traceback where nobody reads what they print."""
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -78,6 +79,19 @@ def test_an_environment_that_lacks_the_package(tmp_path):
     assert done.returncode == 1
     assert done.stderr == (f"export.py: {python} lacks the Python package wandb: "
                            f"{python} -m pip install wandb\n")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "dev" / "examples").glob("[!r]*.py")), ids=lambda path: path.name)
+def test_an_example_without_its_packages(tmp_path, path):
+    """rules.py is no program."""
+    if subprocess.run(["/usr/bin/python3", "-c", "import lossynet"], capture_output=True, check=False,
+                      cwd=tmp_path).returncode == 0:
+        pytest.skip("the system's Python has lossynet, which takes over")
+    python = interpreter(tmp_path / "lacks", {})
+    done = subprocess.run([python, path], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert re.fullmatch(f"{path.name}: {python} lacks the Python packages .*lossynet: {python} -m pip install .* "
+                        "./lossynet/python\n", done.stderr), done.stderr
 
 
 def test_the_systems_python_takes_over(tmp_path):
