@@ -280,6 +280,24 @@ rank_of() { # rank_of NUMBER
     done
 }
 
+# Starts process 0 alone until it stands in the store of this script, but not for longer than 2 s: if it finds
+# its options or files wrong before, all others would find the same, and the script ends.
+start_first() {
+    local wait code all
+    all="{\"key\":\"$(printf %s "$name/" | base64)\",\"range_end\":\"$(printf %s "${name}0" | base64)\"}"
+    start 0
+    for ((wait = 0; wait < 20; wait++)); do
+        if [[ $(ask 127.0.0.1 "$client" kv/range "$all") == *'"count"'* ]]; then return; fi
+        if ! kill -0 "${pids[0]}" 2>/dev/null; then
+            wait "${pids[0]}" 2>/dev/null
+            code=$?
+            [ "$code" -ne 1 ] && [ "$code" -ne 2 ] || exit "$code"
+            return
+        fi
+        doze 0.1
+    done
+}
+
 # Handles a process that has ended: decides whether it is started again, and when.
 settle() { # settle NUMBER
     local i=$1 code how input
@@ -323,6 +341,7 @@ arguments=("$@") here=127.0.0.1
 [ "${#hosts[@]}" -eq 0 ] || read -r here _ < <(hostname -I)
 [ -n "$meet" ] || etcd_open
 for ((i = 0; i < ranks; i++)); do again[i]=0 due[i]=0; done
+[ -z "$etcd" ] || [ "${#hosts[@]}" -gt 0 ] || start_first
 while [ "${#ended[@]}" -lt "$ranks" ]; do
     for ((i = 0; i < ranks; i++)); do
         if [ -n "${ended[$i]-}" ]; then continue

@@ -303,6 +303,19 @@ def test_wrong_usage(script, arguments, said):
     assert script.run("", *arguments) == (2, f"elastic.sh: {said}\n")
 
 
+@needs_etcd
+@pytest.mark.parametrize("arguments, code, said", [
+    ((), 2, "expected --train GLOB, or one of --eval"),
+    (("--train", "none.bin"), 1, "no file matches 'none.bin'"),
+    (("--train", __file__, "--lr", "x"), 2, "--lr: expected a number from 0 to 1000, got 'x'"),
+])
+def test_a_mistake_is_said_once(script, arguments, code, said):
+    process = script.start("", "-n", 3, "--", "--model", "260K", *arguments, trainer=PROGRAM)
+    shown, lines = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == code and shown == "" and len(lines.splitlines()) == 1 and said in lines, lines
+    assert script.left_nothing()
+
+
 def test_help():
     done = subprocess.run([ROOT / "scripts/elastic.sh", "--help"], text=True, capture_output=True,
                           check=False)
