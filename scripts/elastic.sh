@@ -287,7 +287,8 @@ start_first() {
     all="{\"key\":\"$(printf %s "$name/" | base64)\",\"range_end\":\"$(printf %s "${name}0" | base64)\"}"
     start 0
     for ((wait = 0; wait < 20; wait++)); do
-        if [[ $(ask 127.0.0.1 "$client" kv/range "$all") == *'"count"'* ]]; then return; fi
+        # Bash itself says here that a process was killed.
+        if { [[ $(ask 127.0.0.1 "$client" kv/range "$all") == *'"count"'* ]]; } 2>/dev/null; then return; fi
         if ! kill -0 "${pids[0]}" 2>/dev/null; then
             wait "${pids[0]}" 2>/dev/null
             code=$?

@@ -28,8 +28,7 @@ static lossynet_status choose_link(const struct lossynet_world *world, lossynet_
 lossynet_status ln_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
                                lossynet_share share, void *share_context, ln_link_open *out) {
     lossynet_status status = LOSSYNET_OK;
-    if (kind == LOSSYNET_LINK_AUTO)
-        status = choose_link(world, share, share_context, &kind);
+    if (kind == LOSSYNET_LINK_AUTO) status = choose_link(world, share, share_context, &kind);
     *out = link_of(kind);
     return status;
 }
