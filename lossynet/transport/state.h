@@ -128,6 +128,7 @@ struct ln_session { /* what all datagrams of a run have in common */
     int missed;       /* 1 + the peer because of which this rank has failed; 0: none */
     int path;         /* of the link, on which the datagram came that is being handled */
     bool told_window; /* a line has said that receive queues keep paths idle */
+    bool told_relay;  /* a line has said that a relay is used */
     uint64_t step;    /* the caller's step, for lines of the log; atomic */
 };
 

@@ -23,6 +23,7 @@ enum {
     LOSSYNET_FRAGMENTS = 64,   /* most fragments of a message on their way to a peer */
     LOSSYNET_GATHER_KINDS = 2, /* kinds of gathers: WIRE_MESSAGES, WIRE_PULSES */
     LOSSYNET_QUESTIONS = 32,   /* about ways, that are remembered: a long path holds many */
+    LOSSYNET_ANSWERS = 4,      /* to such questions, that wait: one for each way */
     LOSSYNET_REACH = 4, /* windows; a sequence farther than this from the last one is invalid */
 };
 
@@ -179,19 +180,18 @@ struct ln_way_question {
     int way;
 };
 
-struct ln_detour {      /* by which way our datagrams go to it (detour.c) */
-    int way;            /* the present one */
-    int candidate;      /* another one that is tried */
-    int answer;         /* the way on which its last question came, and our answer goes */
-    uint32_t echo;      /* number of that question; 0: none waits for an answer */
-    bool told;          /* a line has said that a relay is used */
-    bool returns;       /* the direct way is being tried again */
+struct ln_detour { /* by which way our datagrams go to it (detour.c) */
+    int way;       /* the present one */
+    int candidate; /* another one that is tried */
+    struct ln_way_question to_answer[LOSSYNET_ANSWERS]; /* its last one on each way */
+    bool returns;                                       /* the direct way is being tried again */
     double since;       /* since when we wait for an answer; 0: we do not */
     double wait;        /* seconds of that before we ask */
     double due;         /* when the next question leaves */
     double back;        /* when the direct way is tried again */
     int asked[2];       /* questions on the present way, on the other one */
     int answered;       /* of the latter */
+    int silent;         /* questions on the other one since its last answer */
     uint32_t questions; /* since the start */
     struct ln_way_question question[LOSSYNET_QUESTIONS];
 };

@@ -100,10 +100,16 @@ void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t numbe
     send_in_class(t, peer, way, WIRE_PROBE, 0, number, 0, false, 0);
 }
 
+/* Answers each way's last question. */
 static void answer_by(struct ln_transport *t, int peer) {
-    struct ln_detour *d = &t->peers[peer].detour;
-    if (d->echo) send_in_class(t, peer, d->answer, WIRE_STATE, 0, d->echo, 0, false, 0);
-    d->echo = 0;
+    const int present = t->peers[peer].detour.way;
+    struct ln_way_question *asked = t->peers[peer].detour.to_answer;
+    for (int i = 0; i < LOSSYNET_ANSWERS && asked[i].number; i++) {
+        const struct ln_way_question q = asked[i];
+        send_in_class(t, peer, q.way, WIRE_STATE, 0, q.number, 0, false, 0);
+        if (q.way != present) send_in_class(t, peer, present, WIRE_STATE, 0, q.number, 0, false, 0);
+        asked[i].number = 0;
+    }
 }
 
 double ln_control_tell(const struct ln_peer *peer, double now) {

@@ -11,34 +11,39 @@
  * A datagram names its sender and its receiver, and is sealed for the receiver. So a relay sends it
  * on as it is, and the receiver takes it as if it had come directly.
  *
- * Silence alone says little: a peer may compute, or its machine may be busy. So a way is given up only
- * for one that is better. A rank that waits for a peer, or repeats something to it, asks it by PROBEs
- * with a number: first on the present way; if ALONE of them are not answered, on the present way and
- * on another one in turn. The answer takes the way of its question. When SURE questions on the other
- * way were answered and none meanwhile on the present way, the rank takes the other way. The answers
- * say nothing of DATA, which may be on another way: PROBEs that ask for DATA have a nonce. If TRIES
- * questions on the other way are not answered, the next one is tried. A peer that stood still
- * answers on both when it goes on, and a network that loses packets at random loses more of them on two hops
- * than on one, so neither changes anything. Nor does it help a peer that is cut off from everybody:
- * it is late, or away.
+ * Silence alone says little: a peer may compute, or its machine may be busy. So a way is given up
+ * only for one that is better. A rank that waits for a peer, or repeats something to it, asks it by
+ * PROBEs with a number: first on the present way; if ALONE of them are not answered, on the present
+ * way and on another one in turn. An answer takes the way of its question, and also the present way
+ * of its sender, which may have been found meanwhile. So each direction of a pair is judged apart. A
+ * rank that could not run for a while answers the last question of each way. When SURE questions on
+ * the other way were answered and none meanwhile on the present way, the rank takes the other way.
+ * The answers say nothing of DATA, which may be on another way: PROBEs that ask for DATA have a
+ * nonce. If TRIES questions in a row on the other way are not answered, or twice as many after an
+ * answer, the next one is tried. A peer that stood still answers on both when it goes on, and a
+ * network that loses packets at random loses more of them on two hops than on one, so neither
+ * changes anything. Nor does it help a peer that is cut off from everybody: it is late, or away.
  *
- * Each direction of a pair is judged apart. Every RETURN seconds the direct way is tried again.
- * Relays are ranks that answered lately and to which we send directly, from a place on that depends on
- * the pair, so that pairs choose unlike relays.
+ * Pauses between questions grow with the number of ways tried and with the crowd (state.h), but at
+ * least QUESTIONS_LEAST questions fit into peer_timeout where there is another way. Every RETURN
+ * seconds the direct way is tried again, but not while another one is looked for. Relays are ranks
+ * that answered lately and to which we send directly, from a place on that depends on the pair, so
+ * that pairs choose unlike relays.
  */
 #include "lossynet/transport/peer/peer.h"
 
 #include <inttypes.h>
 #include <math.h>
 
-enum { ALONE = 2, SURE = 4, TRIES = 5 };
+enum { ALONE = 2, SURE = 8, TRIES = 5, QUESTIONS_LEAST = 128 };
 
 /* Seconds: how long we wait before the first question, at first and at most; between questions, with
- * the factor by which this grows; until the direct way is tried again; and since when a relay was heard, at most. */
+ * the factor by which this grows; until the direct way is tried again; and since when a relay was
+ * heard, at most. */
 static const double DOUBT = 0.03, DOUBT_MOST = 0.5;
 static const double PAUSE = 0.004, PAUSE_GROWS = 1.08, PAUSE_MOST = 0.1;
 static const double RETURN = 1;
-static const double LATELY = 0.5;
+static const double LATELY = 2;
 
 /* Returns whether a peer may be reached by this way, as far as we know. */
 static bool is_way(const struct ln_transport *t, int peer, int way) {
@@ -75,18 +80,19 @@ static void rest(struct ln_detour *d, double now) {
     for (int i = 0; i < LOSSYNET_QUESTIONS; i++)
         if (d->question[i].way != d->way) d->question[i].number = 0;
     d->since = now;
-    d->asked[0] = d->asked[1] = d->answered = 0;
+    d->asked[0] = d->asked[1] = d->answered = d->silent = 0;
 }
 
 static void take(struct ln_transport *t, int peer, int way) {
     struct ln_detour *d = &t->peers[peer].detour;
     const int by = way - WAY_BY;
-    if (!d->told && by >= 0)
+    if (!t->session.told_relay && by >= 0)
         ln_log("rank %d, step %" PRIu64
-               ": nothing that is sent to rank %d arrives, and by way of rank "
-               "%d it does: from now on it goes by way of others when that is so",
+               ": nothing that is sent to rank %d arrives, and by way of rank %d it does: from now "
+               "on it goes by way of others when that is so (said once; the log counts relayed "
+               "packets)",
                t->world.rank, ln_session_step(t), peer, by);
-    d->told |= by >= 0;
+    t->session.told_relay |= by >= 0;
     d->way = way;
     d->candidate = WAY_DIRECT;
     d->back = t->receiver.now + RETURN;
@@ -95,8 +101,10 @@ static void take(struct ln_transport *t, int peer, int way) {
 }
 
 void ln_detour_asked(struct ln_transport *t, int peer, uint32_t number, int way) {
-    t->peers[peer].detour.answer = way;
-    t->peers[peer].detour.echo = number;
+    struct ln_way_question *asked = t->peers[peer].detour.to_answer;
+    int i = 0;
+    while (i < LOSSYNET_ANSWERS - 1 && asked[i].number && asked[i].way != way) i++;
+    asked[i] = (struct ln_way_question){number, way};
 }
 
 void ln_detour_answered(struct ln_transport *t, int peer, uint32_t number) {
@@ -110,8 +118,9 @@ void ln_detour_answered(struct ln_transport *t, int peer, uint32_t number) {
     if (way == d->way) {
         d->wait = fmin(2 * d->wait, DOUBT_MOST);
         if (!d->returns) rest(d, t->receiver.now);
-    } else if (way == d->candidate && ++d->answered >= SURE) {
-        take(t, peer, way);
+    } else if (way == d->candidate) {
+        d->silent = 0;
+        if (++d->answered >= SURE) take(t, peer, way);
     }
 }
 
@@ -119,7 +128,7 @@ void ln_detour_answered(struct ln_transport *t, int peer, uint32_t number) {
 static double try_direct(struct ln_transport *t, int peer, double now, double pause) {
     struct ln_detour *d = &t->peers[peer].detour;
     if (!d->returns) rest(d, now), d->candidate = WAY_DIRECT;
-    d->returns = d->asked[1] < TRIES;
+    d->returns = d->asked[1] < SURE + 2; /* two may be lost */
     if (d->returns) {
         ask_by(t, peer, WAY_DIRECT);
         d->asked[1]++;
@@ -133,10 +142,14 @@ double ln_detour_push(struct ln_transport *t, int peer, double now) {
     struct ln_peer *p = &t->peers[peer];
     struct ln_detour *d = &p->detour;
     const bool waits = ln_needs_or_asks(t, peer) || p->live.repeated;
-    const double patience = fmin(PAUSE_MOST, PAUSE * pow(PAUSE_GROWS, d->asked[0] + d->asked[1]));
-    const double pause = fmax(patience, ln_timer_timeout(p) / 4) * ln_timer_slowness(t);
+    const double patience = fmin(PAUSE_MOST, PAUSE * pow(PAUSE_GROWS, d->asked[1] / TRIES));
+    /* The first questions can be answered before another way is looked for. */
+    const double trips = ln_timer_timeout(p) / (d->asked[0] <= ALONE ? 2 : 4);
+    const double slow = fmax(patience, trips) * sqrt(ln_timer_slowness(t));
+    const double pause = fmin(slow, t->session.peer_timeout / QUESTIONS_LEAST);
     if (t->link->features.reliable || t->failed || t->threads.closing) return HUGE_VAL;
-    if (d->way != WAY_DIRECT && now >= d->back)
+    const bool searches = !d->returns && waits && d->asked[0] > ALONE;
+    if (d->way != WAY_DIRECT && now >= d->back && !searches)
         return now < d->due ? d->due : try_direct(t, peer, now, pause);
     if (!waits) d->since = 0;
     if (!waits) return d->way == WAY_DIRECT ? HUGE_VAL : d->back;
@@ -147,10 +160,13 @@ double ln_detour_push(struct ln_transport *t, int peer, double now) {
         ask_by(t, peer, d->way);
         d->asked[0]++;
     } else {
-        if (d->asked[1] == 0 || (d->asked[1] % TRIES == 0 && d->answered == 0))
+        if (d->asked[1] == 0 || d->silent >= (d->answered ? 2 * TRIES : TRIES)) {
             d->candidate = next_way(t, peer, d->candidate);
-        if (d->candidate != d->way) ask_by(t, peer, d->candidate);
-        d->asked[1]++;
+            d->answered = d->silent = 0;
+        }
+        d->asked[1]++, d->silent++;
+        if (d->candidate == d->way) return d->due = now + fmax(pause, PAUSE_MOST);
+        ask_by(t, peer, d->candidate);
     }
     return d->due = now + pause;
 }
