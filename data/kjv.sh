@@ -18,6 +18,7 @@
 set -eu
 case ${1-} in
 -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+-*) set -- ;; # no such option: the usage
 esac
 
 fail() { echo "kjv.sh: $1" >&2; exit "${2-1}"; }

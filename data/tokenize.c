@@ -505,7 +505,7 @@ static int parse(int argc, char **argv, struct settings *s) {
     int option, status = 0;
     long long threads = 0;
     opterr = 0;
-    while (status == 0 && (option = getopt_long(argc, argv, "-:", options, NULL)) != -1) {
+    while (status == 0 && (option = getopt_long(argc, argv, "-:h", options, NULL)) != -1) {
         switch (option) {
         case 't':
             s->tokenizer = optarg;

@@ -22,6 +22,7 @@
 set -eu
 case ${1-} in
 -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+-*) set -- ;; # no such option: the usage
 esac
 fail() { echo "perplexity.sh: $1" >&2; exit "${2-1}"; }
 [ $# -ge 1 ] || fail "usage: scripts/perplexity.sh MODEL [TEXT [OPTION...]]" 2

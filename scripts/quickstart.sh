@@ -10,7 +10,9 @@
 set -eu
 case ${1-} in
 -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
+-*) echo "quickstart.sh: $1: unknown option; usage: scripts/quickstart.sh [OUT]" >&2; exit 2 ;;
 esac
+[ -x data/kjv.sh ] || { echo "quickstart.sh: expected to run in the repository's folder, where data/kjv.sh is" >&2; exit 2; }
 out=${1:-out/quickstart}
 steps=${STEPS:-560}
 train_llama2=${TRAIN_LLAMA2:-build/train_llama2}
@@ -39,7 +41,7 @@ run lossy --algorithm lossy --loss-rate 0.1
 say "5/5  What it cost"
 "$python" scripts/sweeps/report.py --out "$out" --note "Circles lie above the lines: the validation text is \
 the end of the Bible, which is unlike its beginning.
-By default values travel as int8. Their rounding is what stays of the drift at the end: with float32 it falls as low as \
+By default parameters travel as int8. Their rounding is what stays of the drift at the end: with float32 it falls as low as \
 that of plain. The replica is no worse for it (see the table)." "$out/reliable" "$out/plain" "$out/lossy"
 cat <<END
 

@@ -41,8 +41,14 @@ def scale(value):
     return f"{value:.0f}"
 
 
+def unit_of(hours):
+    """A unit in which a time is a handy number, after how many there are in an hour."""
+    return (1, "h") if hours >= 1 else (60, "min") if hours >= 1 / 60 else (3600, "s")
+
+
 def duration(hours):
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min" if hours >= 1 / 60 else f"{3600 * hours:.1f} s"
+    in_hour, unit = unit_of(hours)
+    return f"{in_hour * hours:.1f} {unit}"
 
 
 def table(names, runs):
@@ -78,19 +84,20 @@ def names_of(directories):
 def draw(names, runs, path):
     plt = pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(16, 5), sharey=True)
+    in_hour, unit = unit_of(max(run["hours"][-1] for run in runs))
     for name, run in zip(names, runs):
         steps = [step + 1 for step in run["steps"].series("step")]
         index = {step: i for i, step in enumerate(steps)}
         marks = [(index[e["step"]], number(e, "val_loss")) for e in run["evals"]
                  if e["step"] in index and number(e, "val_loss") is not None]
-        for axes, axis in zip(panels, (steps, run["tokens"], run["hours"])):
+        for axes, axis in zip(panels, (steps, run["tokens"], [in_hour * hours for hours in run["hours"]])):
             some = slice(None, None, -(-len(steps) // 4000))  # of a smooth curve
             (line,) = axes.plot(axis[some], run["loss"][some], lw=1.2, label=name)
             axes.plot([axis[i] for i, _ in marks], [loss for _, loss in marks], "o", mfc="white",
                       color=line.get_color(), ms=5)
     top = max(run["loss"][len(run["loss"]) // 20] for run in runs)
     bottom = min(min(run["loss"]) for run in runs)
-    for axes, what in zip(panels, ("step", "tokens", "hours of training")):
+    for axes, what in zip(panels, ("step", "tokens", f"time of training, {unit}")):
         axes.set(xlabel=what, xlim=(0, None), ylim=(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom) + 1e-3))
     panels[0].set(ylabel="cross-entropy", title="Training (lines) and validation (circles)")
     panels[0].legend()

@@ -53,9 +53,9 @@ def quantile(values, share):
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered)) - 1))]
 
 
-def parts(steps):
+def parts(steps, fewest=FEWEST):
     """Divides the run into parts of equally many steps."""
-    width = max(FEWEST, -(-len(steps) // WINDOWS))
+    width = max(fewest, 1, -(-len(steps) // WINDOWS))
     return [steps[i:i + width] for i in range(0, len(steps), width)]
 
 
@@ -152,7 +152,7 @@ def summary(directory, run):
     """The text that is printed. It is at most 80 columns wide if the directory's name is short."""
     first, steps = run["run"], run["steps"]
     options = first.get("options") or {}
-    losses = numbers(steps, "loss")
+    losses, begin = numbers(steps, "loss"), steps.series("step")[0]
     status = run["end"].get("status", "has ended") if "end" in run else "goes on, or was killed"
     workers = number(first, "workers") or number(options, "workers", 0)
     lines = [f"{directory}",
@@ -160,7 +160,8 @@ def summary(directory, run):
              f"{plural(number(first, 'ranks', 1), 'rank')}: {steps.series('step')[-1] + 1:.0f} of {options.get('steps', '-')} steps, "
              f"{status}",
              "",
-             f"loss        {losses[0]:.3f} in the first step, {losses[-1]:.3f} in the last"]
+             f"loss        {losses[0]:.3f} in {f'step {begin:.0f}, where the log begins' if begin else 'the first step'}, "
+             f"{losses[-1]:.3f} in the last"]
     if run["evals"] and number(run["evals"][-1], "val_loss") is not None:
         bits = number(run["evals"][-1], "val_bits_per_byte")
         lines.append(f"validation  {run['evals'][-1]['val_loss']:.3f} after step {run['evals'][-1]['step']}"
@@ -197,7 +198,8 @@ def draw(run, path):
     says where."""
     plt = pyplot()
     steps = run["steps"]
-    timed, whole = parts(steps[1:] or steps), parts(steps)
+    fewest = min(FEWEST, len(steps) // 10)  # a short run has ten points
+    timed, whole = parts(steps[1:] or steps, fewest), parts(steps, fewest)
     middle, centre = ([mean(part.series("step")) for part in windows] for windows in (timed, whole))
     figure, ((loss, time, lost), (drift, lag, links)) = plt.subplots(2, 3, figsize=(16, 7.5))
     loss.plot(*thinned(steps, "loss"), color="#bbbbbb", lw=0.8, label="training, each step")
@@ -233,6 +235,7 @@ def draw(run, path):
     mark_views(run["views"], time)
     for axes in (loss, time, lost, drift, lag):
         axes.legend()
+        axes.xaxis.get_major_locator().set_params(integer=True)
     return save(figure, path)
 
 

@@ -294,12 +294,19 @@ static const char *meant_by(const char *name) {
     return NULL;
 }
 
+static bool is_option(const char *name) {
+    const struct lossynet_option *e;
+    for (int i = 0; (e = options_entry(i)) != NULL; i++)
+        if (e->kind != LOSSYNET_OPTION_TITLE && !strcmp(e->name, name)) return true;
+    return false;
+}
+
 /* Reports a word that getopt did not accept. */
 static int refuse_option(const char *word) {
     const char *name = word + strspn(word, "-");
     const size_t bytes = strcspn(name, "=");
     char like[512] = "";
-    for (int i = 0; i < ENTRIES && !strncmp(word, "--", 2) && bytes > 0; i++) {
+    for (int i = 0; i < ENTRIES && word[0] == '-' && bytes > 0; i++) {
         const struct lossynet_option *e = options_entry(i);
         const size_t used = strlen(like);
         if (e->kind == LOSSYNET_OPTION_TITLE || strncmp(e->name, name, bytes)) continue;
@@ -330,7 +337,7 @@ int options_parse(int argc, char **argv, struct options *out) {
     }
     opterr = 0;
     optind = 0; /* glibc: start again, since tests parse several times */
-    for (int c; (c = getopt_long(argc, argv, ":", longs, NULL)) != -1;) {
+    for (int c; (c = getopt_long_only(argc, argv, ":", longs, NULL)) != -1;) {
         if (c == ':')
             return log_wrong_usage("%s: expected a value after it (see --help)", argv[optind - 1]);
         if (c < 256) {
@@ -338,6 +345,10 @@ int options_parse(int argc, char **argv, struct options *out) {
             return 2;
         }
         const struct lossynet_option *e = options_entry(c - 256);
+        if (optarg && optarg == argv[optind - 1] && !strncmp(optarg, "--", 2) &&
+            is_option(optarg + 2))
+            return log_wrong_usage(
+                "--%s: expected a value after it, got the option %s (see --help)", e->name, optarg);
         const char *value = e->kind == LOSSYNET_OPTION_FLAG ? "1" : optarg;
         char wrong[512];
         if (!lossynet_option_set(e, out, value, wrong, sizeof wrong))

@@ -88,7 +88,7 @@ while [ $# -gt 0 ]; do
         ;;
     --prepare | --rehearse | --print) printf -v "${1#--}" yes && shift ;;
     --no-preflight) preflight= && shift ;;
-    --help) usage ;;
+    -h | --help) usage ;;
     --) shift && break ;;
     *) fail "$1: unknown option (see --help; options of train_llama2 follow after --)" 2 ;;
     esac

@@ -737,6 +737,8 @@ def one_line(done, code):
     (["--max-steps=5"], "--max-steps=5: unknown option; did you mean --steps?"),
     (["--worker", "8", "--bacth", "8"], "--bacth: unknown option; did you mean --batch?"),
     (["--frobnicate"], "--frobnicate: unknown option (see --help)"),
+    (["-x"], "-x: unknown option (see --help)"),
+    (["--generate", "--tokens", "5"], "--generate: expected a value after it, got the option --tokens"),
     (["--save-every", "5"], "--save-every: expected --out DIR"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),
     (["--model", "7B", "--vocab-size", "100"], "insists on 32000"),

@@ -138,3 +138,8 @@ def test_help_fits_a_terminal(program):
                           timeout=60, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert not [line for line in done.stdout.splitlines() if len(line) > 80]
+    short = subprocess.run([path, "-h"], env={**os.environ, "COLUMNS": "80"}, text=True, capture_output=True,
+                           timeout=60, check=False)
+    assert short.returncode == 0 and short.stdout == done.stdout, short.stderr
+    wrong = subprocess.run([path, "--no-such-option"], text=True, capture_output=True, timeout=60, check=False)
+    assert wrong.returncode == 2 and wrong.stderr and "Traceback" not in wrong.stderr, wrong.stderr

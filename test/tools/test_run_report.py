@@ -68,6 +68,23 @@ def test_a_run_that_goes_on_and_one_that_was_resumed(tmp_path):
     assert ": 3 of 200 steps" in done.stdout and "900" not in done.stdout
 
 
+def test_a_log_that_begins_late(tmp_path):
+    """As where the log was lost before the run went on."""
+    assert "loss        4.950 in step 5, where the log begins, 4.940 in the last" in report(tmp_path, [step(5), step(6)]).stdout
+
+
+def test_a_short_run_has_points_to_draw(tmp_path, monkeypatch):
+    """Two means of 20 steps each would be a straight line."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    run_report = importlib.import_module("run_report")
+    pytest.importorskip("matplotlib")
+    report(tmp_path, [step(i) for i in range(40)])
+    figures = []
+    monkeypatch.setattr(run_report, "save", lambda figure, _: figures.append(figure))
+    run_report.draw(run_report.read(tmp_path), "x")
+    assert [len(line.get_xdata()) for line in figures[0].axes[0].lines] == [40, 10]
+
+
 @pytest.mark.parametrize("text, complaint", [
     (None, "No such file or directory; expected the directory that --out named"),
     ('{"event":"run"}\n', "no step is finished yet"),
@@ -110,6 +127,7 @@ def test_runs_side_by_side(tmp_path):
     assert ahead == "Lowest training loss at 40.0K tokens: small (4.610); after 40.0 s: small (4.610)"
     assert picture == "picture: compare.png and compare.svg"
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert "time of training, min" in (tmp_path / "compare.svg").read_text(encoding="utf-8")
 
 
 def test_runs_of_another_folder(tmp_path):
