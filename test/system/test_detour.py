@@ -104,6 +104,6 @@ def test_a_host_that_is_cut_off_is_late_and_not_gone_around(hosts, data, tmp_pat
     stdout, stderr = running.communicate(timeout=TIMEOUT)
     assert running.returncode == 0, stdout + stderr
     made = read_log(log)
-    assert made[-1]["status"] == "complete" and made[-1]["step"] > 130  # who is late leaves out steps
+    assert made[-1]["status"] == "complete" and made[-1]["step"] > 100  # who is late leaves out steps
     assert sum(e["stragglers"] for e in steps_of(made)) > 0 and sum(e["relayed"] for e in steps_of(made)) > 0
     assert all(e["gradient_loss_rate"] < 0.1 for e in steps_of(made)[-10:])
