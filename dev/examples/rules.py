@@ -37,22 +37,24 @@ def mix(x):
 class Hadamard(Mean):
     """OptiReduce's: a lost packet becomes noise in all elements of a block, which begins or ends the part."""
 
+    def __init__(self):
+        self.matrices = [np.ones((1, 1), np.float32)]  # of 1, 2, ..., 32 rows
+        for _ in range(5):
+            self.matrices.append(np.kron(np.float32([[1, 1], [1, -1]]), self.matrices[-1]) * np.float32(0.5 ** 0.5))
+
     def turn(self, part, x, back):
-        n = 1 << (part.count.bit_length() - 1)
+        bits = part.count.bit_length() - 1
+        n = 1 << bits
         key = mix(np.array([part.step], np.uint64)) ^ mix(np.array([part.elements.start], np.uint64))
+        words = mix(mix(key + np.arange(4, dtype=np.uint64))[:, None] + np.arange((n + 63) // 64, dtype=np.uint64))
+        signs = 1 - 2 * np.unpackbits(words.view(np.uint8), axis=1, count=n, bitorder="little").view(np.int8)
         for turn in (3, 2, 1, 0) if back else (0, 1, 2, 3):  # both blocks twice
             block = x[part.count - n:] if turn % 2 else x[:n]
-            words = mix(mix(key + np.uint64(turn)) + np.arange((n + 63) // 64, dtype=np.uint64))
-            bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:n]
-            signs = 1 - 2 * bits.astype(np.float32)
-            y = block if back else block * signs
-            z = np.empty_like(y)
-            for _ in range(n.bit_length() - 1):  # takes the lowest bit of the index, and makes it the highest
-                np.add(y[::2], y[1::2], out=z[:n // 2])
-                np.subtract(y[::2], y[1::2], out=z[n // 2:])
-                y, z = z, y
-            scale = np.float32(1 / np.sqrt(n))
-            np.multiply(y, signs * scale if back else scale, out=block)
+            y = block if back else block * signs[turn]
+            for done in range(0, bits, 5):  # takes the five lowest bits of the index, and makes them the highest
+                matrix = self.matrices[min(5, bits - done)]
+                y = matrix @ y.reshape(-1, len(matrix)).T
+            np.multiply(y.ravel(), signs[turn] if back else 1, out=block)
 
     def send(self, part, worker, values):
         self.turn(part, values, False)
