@@ -36,6 +36,11 @@ struct ln_round_trip {      /* of small messages (RFC 6298, section 2) */
     double least;           /* seconds; the recent minimum, which is without queues */
 };
 
+struct ln_elsewhere { /* it waits in a gather that we have not begun, or in another one than we */
+    double since;     /* 0: it does not */
+    bool misfits;     /* its part of our gather has another length */
+};
+
 struct ln_liveness {
     double heard;     /* when its last valid datagram came */
     double expected;  /* since when we need something of it; 0: we need nothing */
@@ -48,10 +53,10 @@ struct ln_liveness {
     double refused;   /* when its host last refused a datagram for its address; 0: never */
     bool suspected;   /* it has been silent for so long that we ask all peers */
     bool missed;      /* it was silent when a peer made the comm fail */
-    double elsewhere; /* since when it waits in a gather that we have not begun; 0: it does not */
     bool knows;       /* it knows that we leave */
     bool probe_sends; /* our PROBE asks for what lets us send: credit, or an open phase */
     struct ln_timer probe;
+    struct ln_elsewhere elsewhere;
 };
 
 struct ln_loss_report { /* counts of our DATA, as it told them since the pace last changed */

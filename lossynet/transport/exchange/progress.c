@@ -20,6 +20,7 @@ static const double LOOK = 0.02;       /* longest time between looks at a peer t
 static const double LOOK_LEAST = 2e-5; /* shortest time between looks, unless something comes */
 /* Times, in peer time-outs. */
 static const double OWING = 2;               /* longest wait for the next fragment of a message */
+static const double MISFIT = 0.1;            /* a part of another length, until we say so */
 static const double SUSPECTED = 0.25;        /* silence of a peer after which we ask all peers */
 static const double SUSPECTED_PAUSE = 0.015; /* pause between such questions */
 static const double AWAY = 0.5;              /* a turn so much too late: this rank was stopped */
@@ -114,24 +115,27 @@ static void judge(struct ln_transport *t, int peer, double silence) {
                         OWING * t->session.peer_timeout);
 }
 
-/* A peer that we need may wait in a gather that we have not begun. If that lasts for peer_timeout, both
- * ranks would wait for ever: the caller's wait ends. The comm stays usable for a gather, in which the
- * ranks may tell each other where they are. */
+/* A peer that we need may wait in a gather that we have not begun, or take part in ours with another length.
+ * If that lasts, both ranks would wait for ever: the caller's wait ends. The comm stays usable for a gather,
+ * in which the ranks may tell each other where they are. */
 static void find_elsewhere(struct ln_transport *t, int peer, bool needed, double now) {
     struct ln_liveness *live = &t->peers[peer].live;
-    const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
-    const bool ahead = (int32_t)(t->peers[peer].control.gathers - begun) > 0;
-    if (!needed || !ahead || !t->threads.waits || t->deadline.on) {
-        live->elsewhere = 0;
+    const struct ln_gathers *gather = &t->gathers[LOSSYNET_GATHER];
+    const struct ln_message *m = &t->peers[peer].message[LOSSYNET_GATHER];
+    const bool ahead = (int32_t)(t->peers[peer].control.gathers - gather->begun) > 0;
+    const bool misfits = gather->open && live->elsewhere.misfits && m->got_before < m->expects;
+    if (!needed || !(ahead || misfits) || !t->threads.waits || t->deadline.on) {
+        live->elsewhere.since = 0;
         return;
     }
-    if (live->elsewhere == 0) live->elsewhere = now;
-    if (now - live->elsewhere <= t->session.peer_timeout || t->threads.elsewhere) return;
+    if (live->elsewhere.since == 0) live->elsewhere.since = now;
+    const double lasts = (misfits ? MISFIT : 1) * t->session.peer_timeout;
+    if (now - live->elsewhere.since <= lasts || t->threads.elsewhere) return;
     t->threads.elsewhere = true;
     ln_log("rank %d, step %" PRIu64
            ": rank %d has waited in another call for %g s: expected all ranks "
            "to make the same collective calls in the same order",
-           t->world.rank, ln_session_step(t), peer, t->session.peer_timeout);
+           t->world.rank, ln_session_step(t), peer, lasts);
 }
 
 /* Asks a peer for a sign of life, or for what lets us send. Returns when to ask again. */
