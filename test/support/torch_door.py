@@ -1,9 +1,9 @@
 """Runs each training loop of a table twice, with DistributedDataParallel over Gloo and with ShardedOptimizer:
 `torch_door.py FILE` writes {case: {"difference": d} or {"said": text of the exception}} of all ranks as JSON.
 
-torch_habits.py has the table. difference: the largest one between both, on any rank, as a share of the tensor's
-largest value. All cases of one kind run in one launch of the ranks, since importing PyTorch takes longer than the
-cases.
+torch_habits.py and torch_scripts.py have the table. difference: the largest one between both, on any rank, as a
+share of the tensor's largest value. All cases of one kind run in one launch of the ranks, since importing PyTorch
+takes longer than the cases.
 """
 import json
 import os
@@ -16,8 +16,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lossynet.torch import ShardedOptimizer
-from torch_habits import PEER_TIMEOUT, RANKS, TABLE
+import torch_habits
+import torch_scripts
+from torch_habits import PEER_TIMEOUT, RANKS
 
+TABLE = torch_habits.TABLE | torch_scripts.TABLE
 torch.set_num_threads(1)
 
 

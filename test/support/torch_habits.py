@@ -441,8 +441,9 @@ def apart(dtype):
         there, lossynet.torch._there = lossynet.torch._there, lambda tensor, _device: tensor.clone()
         try:
             inner = net(width=300).to(dtype)
-            model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.1) if dtype == torch.float32 or not make.ours \
-                else (inner, make.optimizer(inner.parameters(), ADAMW, lr=1e-2, loss_rate=0.1, look_ahead=0.5, carry=0, repair=0))
+            settings = {"loss_rate": 0.1, "look_ahead": 0.5, "carry": 0, "repair": 0}
+            model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.1,
+                                    **(settings if make.ours and dtype != torch.float32 else {}))
         finally:
             lossynet.torch._there = there
         if not make.ours and dtype != torch.float32:
@@ -767,7 +768,8 @@ TABLE = {
     "unused experts": unused_experts, "all from rank 0": all_from_rank_0, "BatchNorm": statistics_of_batches,
     "head alone": head_alone, "BatchNorm, two passes": passes_of_a_step, "buffers replaced": buffers_replaced,
     "no_sync, uneven": kept_apart, "written in forward": shrinks(0), "frozen in turn": frozen_in_turn,
-    "p.grad zeroed": changes_gradients(zero_as_of_old), "other defaults": other_defaults, "compiled step": compiled_step,
+    "p.grad zeroed": changes_gradients(zero_as_of_old), "other defaults": other_defaults,
+    "compiled step": compiled_step,
     "written in forward later": refused(shrinks(4)), "no zero_grad": in_loop(zero=False),
     "step() twice, one gradient": in_loop(lambda _inner, optimizer: optimizer.step()),
     "p.grad after step()": in_loop(lambda inner, _optimizer: inner[0].weight.grad.norm()),
@@ -785,7 +787,8 @@ TABLE = {
     "state[p]": in_loop(lambda inner, optimizer: optimizer.state[inner[0].weight]),
     "state.clear": built(net, lambda _inner, optimizer, _step: optimizer.state.clear(), ADAMW, lr=1e-2),
     "state.values": built(net, lambda _inner, optimizer, _step: [
-        state["exp_avg"].zero_() for state in optimizer.state.values()], ADAMW, lr=1e-2), "param_groups": groups_changed, "two optimizers": two_optimizers,
+        state["exp_avg"].zero_() for state in optimizer.state.values()], ADAMW, lr=1e-2),
+    "param_groups": groups_changed, "two optimizers": two_optimizers,
     "weight_norm and prune": built(reparametrized), "attention, tied, checkpoint": built(Attends, lr=0.01),
     "loads others": built(lambda: Noisy(0), loads_others), "goes back": built(net, goes_back(), ADAMW, lr=1e-2),
     "goes back, dampening": built(net, goes_back(), momentum=0.9, dampening=0.5),

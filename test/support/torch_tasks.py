@@ -384,8 +384,9 @@ def example_llama(_rank, _ranks):
                    "--steps", 20, "--batch", 2, "--seq", 32, "--lr", 3e-3, "--loss-rate", 0.1)
 
 
-TASKS = {like_one_process: 4, odd_parameters: 3, lossy: 4, muon: 3, continue_run: 2, bf16_and_compile: 2, wrong_model: 3,
-         wrong_use: 1, killed: 3, same_training: 4, example_gpt: 2, example_frameworks: 2, example_llama: 2}
+TASKS = {like_one_process: 4, odd_parameters: 3, lossy: 4, muon: 3, continue_run: 2, bf16_and_compile: 2,
+         wrong_model: 3, wrong_use: 1, killed: 3, same_training: 4, example_gpt: 2, example_frameworks: 2,
+         example_llama: 2}
 
 
 def run_rank(task, rank, ranks, port, pipe):

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,15 @@ def check_parameters(parameters: Named) -> None:
                              f"{parameter.layout}: expected a dense torch.Tensor, whole on each rank")
 
 
-def check_wrapper(module: torch.nn.Module) -> None:
+def check_modules(module: torch.nn.Module) -> None:
     for each in module.modules():
+        if getattr(each, "max_norm", None) is not None and each.weight.requires_grad:
+            raise ValueError(f"lossynet: {type(each).__name__}(max_norm=...) writes its weight in forward passes, each "
+                             "rank other rows of it: expected max_norm=None, and with torch.no_grad(): "
+                             "weight.copy_(weight.renorm(2, 0, max_norm)) after step()")
+        if isinstance(each, torch.nn.SyncBatchNorm) and not torch.distributed.is_initialized():
+            raise ValueError("lossynet: SyncBatchNorm needs a process group for its statistics: expected "
+                             "torch.distributed.init_process_group() before, or BatchNorm")
         found = _WRAPPERS.intersection(kind.__name__ for kind in type(each).__mro__)
         if found:
             raise RuntimeError(f"lossynet: {found.pop()} is around the model and averages, too: expected the model "
@@ -118,6 +125,15 @@ def same_model(gather: Callable[[bytes], list[bytes]], rank: int, every: Named) 
                                 "and types on all ranks")
 
 
+def same_values(comm: Comm, every: Named) -> None:
+    """Raises RuntimeError, on all ranks, if a rank has other parameters than rank 0. Collective."""
+    sums = comm.all_gather(np.array([checksum(tensor) for _, tensor in every]), "step() 0")
+    for rank, number in np.argwhere(sums != sums[0]):
+        raise RuntimeError(f"lossynet: {every[number][0]} has other values on rank {rank} than on rank 0 at the first "
+                           "step: expected the script to write the same on all ranks, or before ShardedOptimizer is "
+                           "made, which gives all ranks those of rank 0")
+
+
 # ---- what is not trained: frozen parameters and buffers
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,7 +144,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return _real(tensor).contiguous().reshape(-1).view(torch.uint8)
 
 
-def _checksum(tensor: torch.Tensor) -> int:
+def checksum(tensor: torch.Tensor) -> int:
     flat = _bytes(tensor)
     return int((flat.view(torch.int32) if flat.numel() % 4 == 0 else flat).sum(dtype=torch.int64))
 
@@ -150,6 +166,7 @@ class Others:
 
     def __init__(self, frozen: Named):
         self.parameters, self.hooks = frozen, []
+        self._known = {id(p) for _, p in frozen}  # and what modules had when they were taken in
         self.covered: set[torch.nn.Module] = set()
         self.moving = False  # a buffer has changed since the start, on any rank
         self._modules: list[torch.nn.Module] = []  # that have buffers
@@ -158,17 +175,23 @@ class Others:
 
     def cover(self, module: torch.nn.Module) -> Named:
         """Takes in a module. Returns what of it was not known."""
-        known, new = {id(p) for _, p in self.parameters} | _touch.OWNERS.keys(), []
-        for name, parameter in module.named_parameters():
-            if id(parameter) not in known and not torch.nn.parameter.is_lazy(parameter):
-                new.append((name, parameter))
-                if parameter.requires_grad:
-                    self.hooks.append(parameter.register_post_accumulate_grad_hook(_mark))
+        new = [(name, p) for name, p in module.named_parameters()
+               if self._is_new(p) and not torch.nn.parameter.is_lazy(p)]
+        self.hooks += [p.register_post_accumulate_grad_hook(_mark) for _, p in new if p.requires_grad]
         self.parameters += new
+        self._known.update(id(p) for p in module.parameters() if not torch.nn.parameter.is_lazy(p))
         modules = [each for each in module.modules() if each not in self.covered]
         self._modules += modules
         self.covered.update(modules)
         return [*new, *(("buffer", buffer) for buffer in _buffers(modules))]
+
+    def _is_new(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) not in self._known and id(parameter) not in _touch.OWNERS
+
+    def came_later(self) -> Iterator[torch.Tensor]:
+        """Parameters that modules did not have when they were taken in."""
+        for module in self._modules:
+            yield from (p for p in module._parameters.values() if p is not None and self._is_new(p))
 
     def spread(self, comm: Comm, tensors: Named) -> None:
         """Rank 0's contents come to all ranks. Collective."""
@@ -187,7 +210,7 @@ class Others:
         return self.moving or self._facts_of(contents) != [fact[:2 + contents] for fact in self._facts]
 
     def _facts_of(self, contents: bool) -> list[Any]:
-        return [(id(b), b._version, *([_checksum(b)] if contents else [])) for b in _buffers(self._modules)]
+        return [(id(b), b._version, *([checksum(b)] if contents else [])) for b in _buffers(self._modules)]
 
     def send(self, comm: Comm) -> None:
         """Rank 0's buffers leave for the other ranks, where ``show`` shows them. Collective."""

@@ -55,9 +55,8 @@ class Saved:
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads ``state_dict()`` of the same rank of as many, before the first step, or
-        ``gathered_state_dict()``. Load the model before. ValueError: it does not fit."""
-        self._end_broadcast()
-        self._adopt(loads=True)
+        ``gathered_state_dict()``. Load the model before. ValueError: it does not fit. Collective."""
+        self._rest("load_state_dict()", loads=True)
         self._sum = None
         if "lossynet" in state_dict:
             self._load_shards(state_dict)

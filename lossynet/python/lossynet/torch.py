@@ -139,7 +139,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._groups = [list(map(id, group["params"])) for group in self.param_groups]
         self._others = _model.Others([("frozen", p) for p in self._frozen])
         if model is not None:
-            _model.check_wrapper(model)
+            _model.check_modules(model)
         world = meet(place, timeout)
         try:
             _model.same_model(functools.partial(gather_at_start, world), world.rank,
@@ -405,7 +405,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                      "that catches this on every rank can go on")
         self._norm = self.comm.norm = norm
         self._adopt()
-        if self._sum is not None and self._sum != self._checksum():
+        if not self.steps and self.comm.option("wire_dtype") == "float32":  # else owners' values are not rounded
+            _model.same_values(self.comm, [(entry.words, entry.value) for entry in self._entries])
+        if self._sum is not None and self._sum != _model.checksum(self._values):
             self._overlap = False  # the script writes parameters outside step(), perhaps while they would be sent
         self._sum = None
         self._update(norm, said.used)
@@ -425,6 +427,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise RuntimeError("lossynet: a parameter requires a gradient that did not at construction: expected "
                                "requires_grad_(True) before ShardedOptimizer is made, or close() and a new one; what "
                                "is frozen later is left alone")
+        for parameter in self._others.came_later():
+            if parameter.requires_grad:
+                raise RuntimeError(f"lossynet: a parameter of shape {tuple(parameter.shape)} has come into the model "
+                                   "since: expected load_state_dict() without assign=True, and new parameters before "
+                                   "ShardedOptimizer is made, or close() and a new one")
         for entry in self._entries:
             if getattr(entry.parameter.grad, "spent", False):
                 raise RuntimeError(f"lossynet: {entry.words} has the gradient of an earlier step: expected "
@@ -487,7 +494,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self.comm.report_begin(self.steps - 1, self._values)
         self.comm.place = name
         self.comm.reduce(self._gradients)
-        said = self._exchange(self.comm.pulse, looks)
+        said = self._exchange(functools.partial(self.comm.pulse, name=""), looks)
         self._not_finite = self.comm.not_finite()
         self.comm.carry(self._not_finite is None)
         if self._broadcasting:
@@ -534,9 +541,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                        "ShardedOptimizer is made, or optimizer.load_state_dict() after them")
                 entry.version = parameter._version
 
-    def _checksum(self) -> int:
-        return int(self._values.view(torch.int32).sum(dtype=torch.int64))
-
     def _begin_broadcast(self) -> None:
         self.comm.broadcast_begin(self._values)
         self._arriving = [True] * len(self._arriving)
@@ -546,7 +550,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._overlaps, self._hooked = self._overlap and self._hooked and not kept and not checks, False
         if not self._overlaps:  # no module waits for parameters
             self._end_broadcast()
-            self._sum = self._checksum() if checks else None
+            self._sum = _model.checksum(self._values) if checks else None
             return
         self._sending = True
         for entry in self._entries:
@@ -636,7 +640,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Sees a module for the first time. Returns the buckets that it waits for."""
         inside = [id(p) for p in module.parameters() if id(p) in self._of]
         if inside and module not in self._others.covered:
-            _model.check_wrapper(module)
+            _model.check_modules(module)
             if not torch.is_grad_enabled():
                 return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
             if self.steps == 0 and not self._begun:
@@ -682,7 +686,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Ends the last step: all its parameters have arrived, and ``report()`` is about it. Collective."""
         self._rest("synchronize()")
 
-    def _rest(self, name: str) -> None:
+    def _rest(self, name: str, loads: bool = False) -> None:
         """Ends what goes on in the background, before a collective call that is no part of a step."""
         if self._begun:
             self._average()
@@ -692,7 +696,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self.comm.report_begin(self.steps - 1, self._values)
             self._keep_report(self.comm.report_end())
             self._broadcasting = False
-        self._adopt()
+        self._adopt(loads)
 
     def _keep_report(self, measured: dict[str, Any]) -> None:
         self._report = {"step": self.steps - 1, "norm": self._norm, **measured}

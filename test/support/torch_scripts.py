@@ -1,0 +1,322 @@
+"""More of what scripts do, by what PyTorch offers: the rest of the table of torch_door.py (torch_habits.py)."""
+import io
+import pickle
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.optim import swa_utils
+import torch.utils.checkpoint
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from torch_habits import ADAMW, SGD, alone, batch, built, loop, loss_of, net, refused, result, with_net
+
+
+# ---- what writes in forward passes
+
+class Words(nn.Module):
+    """An embedding of rows that each rank's batch chooses."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.words, self.last = nn.Embedding(30, 6, **settings), nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.last(self.words(x[:, :4].abs().mul(10).long().clamp(0, 29)).mean(1))
+
+
+def renormalized(inner, _optimizer, _step):
+    with torch.no_grad():
+        inner.words.weight.copy_(inner.words.weight.renorm(2, 0, 1.0))
+
+
+class Rescales(nn.Module):
+    """Writes into a weight what depends on the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(20, 5)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.inner.weight.mul_(1 - 0.01 * x.abs().mean())
+        return self.inner(x)
+
+
+def spectral():
+    """Weights by power iteration, whose vectors are buffers; and an orthogonal one."""
+    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(20, 30)), nn.Tanh(), nn.utils.spectral_norm(
+        nn.Linear(30, 20)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(20, 20)), nn.Linear(20, 5))
+
+
+class Observed(nn.Module):
+    """A weight and activations as if quantized, by what an observer has seen in forward passes."""
+
+    def __init__(self):
+        super().__init__()
+        from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+        self.inner, self.last = nn.Linear(20, 20), nn.Linear(20, 5)
+        self.quantize = FakeQuantize(MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
+
+    def forward(self, x):
+        return self.last(self.quantize(self.inner(x)))
+
+
+@refused
+def statistics_of_no_group(make, rank):
+    inner = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(20, 20), nn.BatchNorm1d(20)))
+    there, torch.distributed.is_initialized = torch.distributed.is_initialized, lambda: False
+    try:
+        model, optimizer = make(inner, SGD, lr=0.1)
+        loop(model, optimizer, rank)
+    finally:
+        torch.distributed.is_initialized = there
+
+
+# ---- loops
+
+@with_net(ADAMW, lr=1e-2)
+def averaged_at_the_end(model, inner, optimizer, rank):
+    """Stochastic weight averaging, and the plain schedules before."""
+    averaged, swa = swa_utils.AveragedModel(inner), swa_utils.SWALR(optimizer, swa_lr=5e-3, anneal_epochs=2)
+    plain = torch.optim.lr_scheduler.SequentialLR(optimizer, [
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)], [2])
+    for step in range(7):
+        loop(model, optimizer, rank, steps=1)
+        if step > 3:
+            averaged.update_parameters(inner)
+            swa.step()
+        else:
+            plain.step()
+    inner.load_state_dict(averaged.module.state_dict())
+
+
+@with_net(ADAMW, lr=1e-2)
+def by_closures(model, _inner, optimizer, rank):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for step in range(4):
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, step, rank)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+        schedule.step()
+
+
+@with_net()
+def penalized(model, inner, optimizer, rank):
+    """By the gradients of inputs, and of parameters, of a first pass."""
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step, rank)
+        x.requires_grad_(True)
+        loss = ((inner(x) - y) ** 2).mean()
+        of_x, of_weight = torch.autograd.grad(loss, [x, inner[0].weight], create_graph=True)
+        (((model(x) - y) ** 2).mean() + of_x.square().sum() + 0.1 * of_weight.square().sum()).backward()
+        optimizer.step()
+
+
+@with_net(ADAMW, lr=1e-2)
+def functional(model, inner, optimizer, rank):
+    """Parameters by name, in a call that is no module's; and the slopes of single examples."""
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step, rank)
+        named = dict(inner.named_parameters())
+        slope = torch.func.grad(lambda p, row: torch.func.functional_call(inner, p, row).sum())
+        slopes = torch.func.vmap(slope, (None, 0))({name: p.detach() for name, p in named.items()}, x)
+        weights = 1 / (1 + slopes["0.weight"].flatten(1).norm(dim=1))
+        (((model(x) - y) ** 2).mean(1) * weights).mean().backward()
+        optimizer.step()
+    with torch.inference_mode():
+        torch.func.functional_call(inner, {name: 0.5 * p for name, p in named.items()}, x)
+
+
+class Recomputed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(20, 20), net(), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.last(torch.utils.checkpoint.checkpoint(self.inner, self.first(x), use_reentrant=True))
+
+
+def recomputed(make, rank):
+    torch.manual_seed(0)
+    inner = Recomputed()
+    model, optimizer = make(inner, ADAMW, lr=1e-2) if make.ours else (DDP(inner), ADAMW(inner.parameters(), lr=1e-2))
+    loop(model, optimizer, rank)
+    return result(inner)
+
+
+def dropped_out():
+    return nn.Sequential(nn.Linear(20, 30), nn.Dropout(0.3), nn.Linear(30, 5))
+
+
+def saves_whole(inner, _optimizer, _step):
+    torch.save(inner, io.BytesIO())
+    inner.load_state_dict(pickle.loads(pickle.dumps(inner)).state_dict())
+
+
+def tied_later(inner, _optimizer, step):
+    if step == 1:
+        inner[4].weight = inner[2].weight
+
+
+def same_widths():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Tanh() if number % 2 else nn.Linear(20, 20) for number in range(5)), nn.Linear(20, 5))
+
+
+@with_net()
+def changed_by_hooks(model, inner, optimizer, rank):
+    """Of the optimizer."""
+    def clamp(*_given):
+        with torch.no_grad():
+            inner[0].weight.clamp_(-0.1, 0.1)
+
+    def scale(*_given):
+        inner[2].weight.grad.mul_(0.5)
+    optimizer.register_step_post_hook(clamp)
+    optimizer.register_step_pre_hook(scale)
+    loop(model, optimizer, rank)
+
+
+def parts(make, rank):
+    """An optimizer for each part of a model."""
+    inner = net()
+    if make.ours:
+        model, optimizers = inner, [make.optimizer(inner[:3].parameters(), ADAMW, lr=1e-2),
+                                    make.optimizer(inner[4].parameters(), SGD, lr=0.1)]
+    else:
+        model = DDP(inner)
+        optimizers = [ADAMW(inner[:3].parameters(), lr=1e-2), SGD(inner[4].parameters(), lr=0.1)]
+    for step in range(4):
+        inner.zero_grad()
+        loss_of(model, step, rank).backward()
+        for each in optimizers:
+            each.step()
+    return result(inner)
+
+
+def made_again(make, rank):
+    """Another optimizer in the middle, with a layer less."""
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank)
+    if make.ours:
+        optimizer.close()
+    inner[0].requires_grad_(False)
+    model, optimizer = make(inner, ADAMW, lr=1e-2)
+    loop(model, optimizer, rank)
+    return result(inner)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        x, y = batch(index, self.rank, 1)
+        return x[0], y[0]
+
+
+@with_net(width=300)
+def loaded_by_workers(model, _inner, optimizer, rank):
+    """Processes that are forked while parameters arrive."""
+    for _ in range(2):
+        for x, y in torch.utils.data.DataLoader(Rows(rank), 4, num_workers=1):
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+
+
+def interrupted(make, rank):
+    """An exception of all ranks in the middle of backward(); what has been computed is dropped."""
+    inner = net()
+    model, optimizer = make(inner, ADAMW, lr=1e-2)
+
+    def interrupt(_gradient):
+        raise KeyboardInterrupt
+    for step in range(5):
+        optimizer.zero_grad()
+        if step == 2 and not make.ours:
+            continue
+        loss = loss_of(model, step, rank)
+        if step == 2:
+            x, y = batch(step, rank)
+            hidden = inner[:2](x)
+            hidden.register_hook(interrupt)
+            loss = ((inner[2:](hidden) - y) ** 2).mean()
+        try:
+            loss.backward()
+        except KeyboardInterrupt:
+            continue
+        optimizer.step()
+    return result(inner)
+
+
+@with_net()
+def of_many_sizes(model, _inner, optimizer, rank):
+    compiled = torch.compile(model, backend="eager", dynamic=True)
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step, rank, 3 + step)
+        ((compiled(x) - y) ** 2).mean().backward()
+        optimizer.step()
+
+
+def groups_apart(make, rank):
+    """A part that an lr of 0 freezes, though not its moments, until it is raised."""
+    inner = net()
+    groups = [{"params": inner[0].parameters(), "lr": 0.0}, {"params": inner[2:].parameters()}]
+    if make.ours:
+        model, optimizer = inner, make.optimizer(groups, ADAMW, lr=1e-2, model=inner)
+    else:
+        model, optimizer = DDP(inner), ADAMW(groups, lr=1e-2)
+    for step in range(4):
+        optimizer.param_groups[0]["lr"] = 1e-2 * (step > 1)
+        loop(model, optimizer, rank, steps=1)
+    return result(inner)
+
+
+@refused
+def loads_on_rank_0(make, rank):
+    """After the optimizer is made."""
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    if rank == 0:
+        inner.load_state_dict(net(5).state_dict())
+    loop(model, optimizer, rank)
+
+
+@refused
+def assigned(make, rank):
+    """Parameters that are put in the place of the optimizer's."""
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank, steps=1)
+    inner.load_state_dict(net(5).state_dict(), assign=True)
+    loop(model, optimizer, rank)
+
+
+TABLE = {
+    "max_norm": refused(lambda make, rank: built(lambda: Words(max_norm=1.0))(make, rank)),
+    "renormalized after step()": built(Words, renormalized, lr=1.0),
+    "rescaled in forward": refused(lambda make, rank: built(Rescales)(make, rank)),
+    "spectral_norm": built(spectral), "observers": built(Observed), "SyncBatchNorm": statistics_of_no_group,
+    "SWA": averaged_at_the_end, "closures": by_closures, "gradient penalty": penalized, "torch.func": functional,
+    "reentrant checkpoint": recomputed, "dropout": built(dropped_out), "whole model saved": built(net, saves_whole),
+    "tied later": built(same_widths, tied_later), "optimizer's hooks": changed_by_hooks, "two parts": parts,
+    "made again": made_again, "DataLoader": loaded_by_workers, "interrupted": interrupted, "many sizes": of_many_sizes,
+    "lr 0": groups_apart, "foreach": built(net, None, ADAMW, lr=1e-2, foreach=True, amsgrad=True),
+    "loads on rank 0": loads_on_rank_0, "assign=True": assigned,
+    "pulse() alone": alone(lambda optimizer: optimizer.comm.pulse(np.zeros(1))),
+    "load_state_dict() alone": alone(lambda optimizer: optimizer.load_state_dict({})),
+}
