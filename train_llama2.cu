@@ -572,6 +572,15 @@ static int run(struct options *o, const struct lossynet_world *launched) {
 }
 
 #ifndef TESTING
+/* The result of a mode without training is what it prints. Returns the exit code. */
+static int check_printed(const struct options *o, int status) {
+    const bool printed =
+        o->help || o->version || o->eval || o->generate || o->dry_run || o->preflight;
+    if (status || !printed || (!fflush(stdout) && !ferror(stdout))) return status;
+    log_error("not all of the result could be written to stdout: expected room on its disk");
+    return 1;
+}
+
 int main(int argc, char **argv) {
     struct options options;
     struct lossynet_world world;
@@ -587,6 +596,7 @@ int main(int argc, char **argv) {
         if (world.ranks > 1) log_rank = world.rank;
         status = run(&options, &world);
     }
+    status = check_printed(&options, status);
     lossynet_shutdown(status);
     return status;
 }

@@ -110,10 +110,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     struct lossynet_loss_settings loss = settings->loss;
     loss.workers = settings->workers;
     lossynet_status status = ln_loss_open(&comm->loss, &loss, why, sizeof why);
-    if (status) {
-        ln_log("%s", why);
-        return status;
-    }
+    if (status) return ln_fail(status, "%s", why);
     if (comm->loss.replay && settings->residuals)
         return ln_refuse(
             "loss model replay, error feedback: expected vectors in the host's memory");

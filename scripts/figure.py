@@ -1,5 +1,6 @@
 """What the pictures of all scripts have in common: their size of letters, their frame, and their two files."""
 import os
+import sys
 
 COLOURS = ("#444444", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e", "#1f78b4", "#a6761d")
 
@@ -19,6 +20,9 @@ def save(figure, path):
     """Writes the picture as PNG and as SVG, and returns a line that says where. path: of one of them."""
     stem = os.path.splitext(path)[0] if path.endswith((".png", ".svg")) else path
     figure.tight_layout()
-    figure.savefig(stem + ".png", dpi=130, metadata={"Software": None})
-    figure.savefig(stem + ".svg", metadata={"Date": None, "Creator": None})
+    try:
+        figure.savefig(stem + ".png", dpi=130, metadata={"Software": None})
+        figure.savefig(stem + ".svg", metadata={"Date": None, "Creator": None})
+    except OSError as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: cannot write the picture {stem}.png: {error.strerror}")
     return f"picture: {stem}.png and {os.path.basename(stem)}.svg"

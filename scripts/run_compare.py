@@ -78,7 +78,7 @@ def names_of(directories):
     """Short names: what the paths have after the part that all share."""
     paths = [os.path.abspath(directory) for directory in directories]
     shared = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return [os.path.relpath(path, shared) for path in paths]
+    return [os.fsencode(os.path.relpath(path, shared)).decode("utf-8", "replace") for path in paths]
 
 
 def draw(names, runs, path):

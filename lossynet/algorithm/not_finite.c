@@ -14,7 +14,8 @@
  *                                           owner's own gradient. lossynet_find_not_finite then
  *                                           looks for the worker
  *
- * Residuals keep no such number (ln_bf16_keep). So the next step is made as if nothing had happened.
+ * Residuals keep no such number (ln_bf16_keep), but 0. With carry the mass of the lost packet counts all the same:
+ * its owner takes the sender's next packet, which brings one gradient, as the sum of two.
  *
  * A note is one number: the least is the first element. 0 is none.
  */

@@ -756,6 +756,16 @@ def test_usage_errors(data, arguments, said):
     assert said in one_line(run(*base, *arguments), 2)
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("--dry-run", "--model", "260K"),
+                                       ("--preflight", "--model", "260K")], ids=" ".join)
+def test_a_result_that_nobody_gets(arguments):
+    """As where the disk is full to which it is written: no result is no success."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+                              check=False)
+    assert done.returncode == 1 and "could be written to stdout" in done.stderr, done.stderr
+
+
 def test_workers_must_divide_by_ranks(data, tmp_path):
     done = run(*settings(data, tmp_path / "out", workers=3), ranks=2)
     assert done.returncode == 2

@@ -1,6 +1,7 @@
 """Tests scripts/run_report.py: its report of made-up logs, and its errors about files that are no logs."""
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -143,6 +144,20 @@ def test_runs_of_another_folder(tmp_path):
 
 
 VIEW = {"event": "view", "step": 20, "view": 2, "ranks": 3, "left": "rank 2 vm:14956", "joined": ""}
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    """Letters in a picture are Unicode, and names of folders are bytes."""
+    odd = os.fsdecode(b"a\xff")
+    done = compare(tmp_path, {odd: line_of(40, 0.01, 1000, 1000), "b": line_of(20, 0.02, 4000, 4000)})
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "picture: compare.png and compare.svg", done.stderr
+
+
+def test_a_picture_that_cannot_be_written(tmp_path):
+    (tmp_path / "report.png").mkdir()
+    done = report(tmp_path, [step(i) for i in range(40)])
+    assert done.returncode == 1, done.stdout
+    assert done.stderr == f"run_report.py: cannot write the picture {tmp_path}/report.png: Is a directory\n"
 
 
 def test_a_rank_that_died(tmp_path):
