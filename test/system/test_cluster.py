@@ -122,7 +122,8 @@ def slow_port(hosts, i, rate):
 
 
 def only(done, host, *texts):
-    assert done.returncode == 1, done.stdout + done.stderr
+    # On a busy machine the launcher of Open MPI 5.0.7 may crash when a program has ended with code 1.
+    assert done.returncode in (1, -signal.SIGSEGV), done.stdout + done.stderr
     print(done.stdout)
     assert len(findings(done)) == 1, findings(done)
     (line,) = findings(done)
