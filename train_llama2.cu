@@ -35,6 +35,7 @@
 #include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
