@@ -117,8 +117,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("framework", choices=by_name)
     framework = by_name[parser.parse_args().framework]
+    model = Model()
     try:
-        optimizer = framework(Model())
+        optimizer = framework(model)
     except ModuleNotFoundError as missing:
         refuse([missing.name])
     with optimizer.model():
