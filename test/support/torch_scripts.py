@@ -10,7 +10,7 @@ from torch.optim import swa_utils
 import torch.utils.checkpoint
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_habits import ADAMW, SGD, alone, batch, built, loop, loss_of, net, refused, result, with_net
+from torch_habits import ADAMW, SGD, Noisy, alone, batch, built, loop, loss_of, net, refused, result, with_net
 
 
 # ---- what writes in forward passes
@@ -286,6 +286,50 @@ def groups_apart(make, rank):
     return result(inner)
 
 
+@with_net(ADAMW, lr=1e-2)
+def by_plateau(model, _inner, optimizer, rank):
+    """By the mean loss of all ranks."""
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(5):
+        loop(model, optimizer, rank, steps=1)
+        schedule.step(np.mean([loss_of(model, 9, other).item() for other in range(2)]) + step)
+
+
+@refused
+def by_plateau_alone(make, rank):
+    """Each rank by its own loss."""
+    inner = net()
+    model, optimizer = make(inner, ADAMW, lr=1e-2)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(5):
+        loop(model, optimizer, rank, steps=1)
+        schedule.step(step if rank else -step)
+
+
+@with_net()
+def reduced_by_hand(model, inner, optimizer, rank):
+    """Gradients and weights, which are the same on all ranks already."""
+    def average(tensors):
+        for tensor in tensors:
+            torch.distributed.all_reduce(tensor)
+            tensor.div_(2)
+    loop(model, optimizer, rank, between=lambda _: average(p.grad for p in inner.parameters()),
+         after=lambda _: average(p.data for p in inner.parameters()))
+
+
+@with_net()
+def hooked_later(model, inner, optimizer, rank):
+    inner[2].weight.register_hook(lambda gradient: 0.5 * gradient)
+    inner[0].register_full_backward_hook(lambda _module, _inputs, gradients: None)
+    loop(model, optimizer, rank)
+
+
+def statistics_again(inner, _optimizer, step):
+    """Of the last batches, without gradients."""
+    if step == 5:
+        swa_utils.update_bn([batch(number, 0)[0] for number in range(3)], inner)
+
+
 @refused
 def loads_on_rank_0(make, rank):
     """After the optimizer is made."""
@@ -316,6 +360,8 @@ TABLE = {
     "tied later": built(same_widths, tied_later), "optimizer's hooks": changed_by_hooks, "two parts": parts,
     "made again": made_again, "DataLoader": loaded_by_workers, "interrupted": interrupted, "many sizes": of_many_sizes,
     "lr 0": groups_apart, "foreach": built(net, None, ADAMW, lr=1e-2, foreach=True, amsgrad=True),
+    "plateau": by_plateau, "plateau alone": by_plateau_alone, "all_reduce": reduced_by_hand,
+    "hooks later": hooked_later, "update_bn": built(lambda: Noisy(0), statistics_again),
     "loads on rank 0": loads_on_rank_0, "assign=True": assigned,
     "pulse() alone": alone(lambda optimizer: optimizer.comm.pulse(np.zeros(1))),
     "load_state_dict() alone": alone(lambda optimizer: optimizer.load_state_dict({})),

@@ -27,6 +27,7 @@ import itertools
 import logging
 import math
 import os
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -74,6 +75,7 @@ class _Said(NamedTuple):
     used: np.ndarray  # of each entry, whether any rank has a gradient
     moving: bool  # a buffer has changed on any rank
     looking: bool  # a rank needs the averages of all gradients
+    other: int  # the first rank whose groups have other numbers, such as lr, than those of rank 0; 0: none
 
 
 class _State(defaultdict):
@@ -396,6 +398,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 loss = closure()
         self._check_script()
         said = self._gradients_of_step()
+        if said.other:
+            raise RuntimeError(f"lossynet: param_groups of rank {said.other} have another lr, or other settings, than "
+                               "those of rank 0: expected the same on all ranks; where a schedule follows a loss, its "
+                               "mean: optimizer.comm.all_gather(numpy.array([loss])).mean()")
         norm = math.sqrt(said.squares)
         failed = said.used.any() and (self._not_finite or not math.isfinite(norm))
         self._end_gradients(keep=not failed)
@@ -476,9 +482,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
         bits = [looks, self._others.changed(self.steps < _model.CHECKED_STEPS),
                 *(entry.parameter.grad is not None for entry in self._entries)]
-        every = function(np.concatenate([np.float64([squares]).view(np.uint8), np.packbits(bits)]))
-        any_bits = np.unpackbits(every[:, 8:], axis=1, count=len(bits)).any(axis=0)
-        return _Said(every[:, :8].copy().view(np.float64).sum(), any_bits[2:], any_bits[1], any_bits[0])
+        numbers = [[value for value in _model.settings(group).values() if isinstance(value, (int, float, tuple))]
+                   for group in self.param_groups]
+        given = np.float64([squares, zlib.crc32(repr(numbers).encode())]).view(np.uint8)
+        every = function(np.concatenate([given, np.packbits(bits)]))
+        squares, checks = every[:, :16].copy().view(np.float64).T
+        any_bits = np.unpackbits(every[:, 16:], axis=1, count=len(bits)).any(axis=0)
+        return _Said(squares.sum(), any_bits[2:], any_bits[1], any_bits[0], int(np.argmax(checks != checks[0])))
 
     def _reduce(self, name: str, looks: bool = False) -> _Said:
         """Ends the gradient phase. Collective."""
