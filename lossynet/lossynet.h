@@ -398,7 +398,7 @@ struct lossynet_counters { /* packets between workers; a worker's packets to its
     uint64_t expected[2];  /* by phase */
     uint64_t arrived[2];
     uint64_t bytes[2];                 /* payload bytes that workers sent, lost ones included */
-    uint64_t resent[2];                /* packets that were sent again, once for each hop */
+    uint64_t resent[2];                /* packets that were sent again, and second hops */
     uint64_t network[LOSSYNET_EVENTS]; /* events of links udp and verbs since the last call */
 };
 

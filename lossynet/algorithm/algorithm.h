@@ -575,7 +575,8 @@ struct ln_stats {
     struct ln_not_finite not_finite;
     struct ln_aside aside;
     size_t *gather_offset;              /* [R + 1] */
-    uint64_t reported[LOSSYNET_EVENTS]; /* network events that were already reported */
+    uint64_t reported[LOSSYNET_EVENTS]; /* network events that were already reported, */
+    struct ln_relayed relayed;          /* and packets that were sent on for others */
 };
 
 /* Failures are only noted in pool.out_of_memory. Call it after ln_drift_open. */

@@ -11,8 +11,14 @@ static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step)
     const int which = comm->steps.step == step ? comm->steps.current : !comm->steps.current;
     struct lossynet_counters *mine = comm->stats.counters[which];
     uint64_t now[LOSSYNET_EVENTS] = {0};
-    if (comm->transport) ln_transport_counters(comm->transport, now);
-    /* Network events belong to the rank; its first worker reports them. */
+    struct ln_relayed relayed = {0};
+    if (comm->transport) ln_transport_counters(comm->transport, now, &relayed);
+    /* Network events and second hops belong to the rank; its first worker reports them. */
+    for (int phase = 0; phase < 2; phase++) {
+        mine->resent[phase] += relayed.packets[phase] - comm->stats.relayed.packets[phase];
+        mine->bytes[phase] += relayed.bytes[phase] - comm->stats.relayed.bytes[phase];
+    }
+    comm->stats.relayed = relayed;
     for (int e = 0; e < LOSSYNET_EVENTS; e++) {
         mine->network[e] = now[e] - comm->stats.reported[e];
         comm->stats.reported[e] = now[e];

@@ -171,7 +171,7 @@ struct ln_receiver {
     struct ln_rejected rejected;
     uint64_t ignored;    /* TEST datagrams; what we sent on, but for DATA */
     uint64_t stragglers; /* phases of peers that were ended by a deadline */
-    uint64_t relayed;    /* DATA that we sent on for others */
+    struct ln_relayed relayed;
 };
 
 /* How many of the last lags and steps are remembered. */

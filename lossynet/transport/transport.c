@@ -190,7 +190,7 @@ bool ln_transport_has_failed(struct ln_transport *t, bool *missing) {
     return failed;
 }
 
-void ln_transport_counters(struct ln_transport *t, uint64_t *events) {
+void ln_transport_counters(struct ln_transport *t, uint64_t *events, struct ln_relayed *relayed) {
     ln_threads_enter(t);
     const struct ln_rejected *r = &t->receiver.rejected;
     events[LOSSYNET_LATE] = r->late;
@@ -199,7 +199,8 @@ void ln_transport_counters(struct ln_transport *t, uint64_t *events) {
         r->truncated + r->foreign + r->version + r->corrupt + r->invalid + r->not_finite;
     events[LOSSYNET_OVERRUN] = t->link->overruns ? t->link->overruns(t->link) : 0;
     events[LOSSYNET_STRAGGLER] = t->receiver.stragglers;
-    events[LOSSYNET_RELAYED] = t->receiver.relayed;
+    *relayed = t->receiver.relayed;
+    events[LOSSYNET_RELAYED] = relayed->packets[0] + relayed->packets[1];
     events[LOSSYNET_PACE] = (uint64_t)(t->pacing.rate * 8e-3);
     ln_threads_leave(t);
 }

@@ -211,9 +211,14 @@ struct ln_transport_facts ln_transport_facts(const struct ln_transport *t);
  * link it returns false. */
 bool ln_transport_has_failed(struct ln_transport *t, bool *missing);
 
+/* DATA that this rank sent on for others since open, by phase: second hops (detour.c). */
+struct ln_relayed {
+    uint64_t packets[2], bytes[2]; /* bytes: payload */
+};
+
 /* Counts what happened in the network since open, in events[LOSSYNET_EVENTS]. LOSSYNET_PACE is
  * the present value. */
-void ln_transport_counters(struct ln_transport *t, uint64_t *events);
+void ln_transport_counters(struct ln_transport *t, uint64_t *events, struct ln_relayed *relayed);
 
 /* The DATA packets of a bucket that came after their phase, since the last call. */
 void ln_transport_late(struct ln_transport *t, lossynet_phase phase, int bucket, uint64_t *late);

@@ -32,6 +32,8 @@ def test_a_pair_of_hosts_that_is_dark(hosts, data, tmp_path, rules, more):
     assert_goes_on(log, 40)
     relayed = [e["relayed"] for e in steps_of(log)]  # a rank may send before the relay has ended its step before
     assert all(sum(relayed[i : i + 3]) for i in range(5, 38)), relayed
+    # Second hops are traffic. Of 12 directions one or two are dark; at first the way back may take a relay, too.
+    assert 0.8 * len(rules) / 12 < log[-1]["extra_traffic"] < 0.2, log[-1]
     hosts.darken()
     log = train_on(hosts, data, tmp_path, steps=5, overwrite=True, **more)
     assert sum(e["relayed"] for e in steps_of(log)) == 0

@@ -80,7 +80,7 @@ def environment(**more):
 
 def sweep(*arguments, plots=False, **more):
     return subprocess.run(command(*arguments, plots=plots), cwd=ROOT, env=environment(**more), text=True,
-                          capture_output=True, timeout=300, check=False)
+                          capture_output=True, timeout=900, check=False)
 
 
 def write(path, text, data):

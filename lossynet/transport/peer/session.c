@@ -99,7 +99,9 @@ static uint64_t *send_on(struct ln_transport *t, int peer, int to, const struct 
                             .path = t->peers[to].detour.way == WAY_OTHER_PATH};
     memcpy(d.header, datagram, sizeof d.header);
     if (t->link->send(t->link, to, &d, 1) != LOSSYNET_OK && !t->failed) t->failed = LOSSYNET_LINK;
-    return d.bulk ? &t->receiver.relayed : &t->receiver.ignored;
+    if (!d.bulk) return &t->receiver.ignored;
+    t->receiver.relayed.bytes[h->kind & 1] += h->length;
+    return &t->receiver.relayed.packets[h->kind & 1];
 }
 
 /* Returns the counter of the first error in a datagram, or NULL if rank *from of this run has sent
