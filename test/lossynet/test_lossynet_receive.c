@@ -542,6 +542,51 @@ static void test_a_repeated_fragment(void **state) {
     free(all);
 }
 
+/* Returns whether a wait in a gather ends because a part of it has another length. */
+static bool ends_by_a_misfit(struct lossynet_comm *comm, struct wire_header h) {
+    struct ln_transport *t = comm->transport;
+    feed(comm, h, 60);
+    ln_threads_enter(t);
+    assert_true(t->peers[1].live.elsewhere.misfits);
+    t->threads.waits = true;
+    for (const double end = ln_now() + 0.3 * t->session.peer_timeout; ln_now() < end;) {
+        ln_agenda_soon(t, 1);
+        ln_progress_turn(t);
+    }
+    const bool ends = t->threads.elsewhere;
+    t->threads.waits = t->threads.elsewhere = false;
+    ln_threads_leave(t);
+    return ends;
+}
+
+/* A peer whose part of a gather has another length is in another call, unless it has not begun the gather: then
+ * somebody else sent that part. */
+static void test_a_part_of_another_length(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    struct ln_transport *t = comm->transport;
+    uint8_t all[2 * 64] = {0};
+    const size_t offset[3] = {0, 64, 128};
+    ln_threads_enter(t);
+    t->session.peer_timeout = 0.5;
+    ln_message_begin(t, LOSSYNET_GATHER, all, offset, true, all, offset);
+    const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
+    ln_threads_leave(t);
+    struct wire_header h = data_header(comm, WIRE_MESSAGES, begun - 1);
+    h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
+    assert_false(ends_by_a_misfit(comm, h));
+    t->peers[1].control.gathers = begun;
+    capture_begin();
+    assert_true(ends_by_a_misfit(comm, h));
+    assert_message(capture_end(), "rank 1 has waited in another call");
+    feed(comm, h, 64);
+    assert_false(t->peers[1].live.elsewhere.misfits);
+    ln_threads_enter(t);
+    t->gathers[LOSSYNET_GATHER].open = false;
+    ln_threads_leave(t);
+    lossynet_close(comm);
+}
+
 /* Packets of the default size have whole vectors of elements, however large the link's room. */
 static void test_default_packets(void **state) {
     (void)state;
@@ -671,13 +716,21 @@ static void test_random_datagrams(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wire),         cmocka_unit_test(test_receive),
-        cmocka_unit_test(test_receive_bf16), cmocka_unit_test(test_receive_blocks),
-        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_impossible_counters),
-        cmocka_unit_test(test_answers),      cmocka_unit_test(test_nonces),
-        cmocka_unit_test(test_owed_message), cmocka_unit_test(test_a_repeated_fragment),
-        cmocka_unit_test(test_a_flood),      cmocka_unit_test(test_default_packets),
-        cmocka_unit_test(test_forged_abort), cmocka_unit_test(test_random_datagrams),
+        cmocka_unit_test(test_wire),
+        cmocka_unit_test(test_receive),
+        cmocka_unit_test(test_receive_bf16),
+        cmocka_unit_test(test_receive_blocks),
+        cmocka_unit_test(test_rejected),
+        cmocka_unit_test(test_impossible_counters),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_nonces),
+        cmocka_unit_test(test_owed_message),
+        cmocka_unit_test(test_a_repeated_fragment),
+        cmocka_unit_test(test_a_flood),
+        cmocka_unit_test(test_default_packets),
+        cmocka_unit_test(test_forged_abort),
+        cmocka_unit_test(test_a_part_of_another_length),
+        cmocka_unit_test(test_random_datagrams),
     };
     return cmocka_run_group_tests_name("lossynet, receiving", tests, NULL, NULL);
 }

@@ -129,10 +129,11 @@ void ln_message_receive(struct ln_transport *t, int peer, const struct wire_head
     }
     size_t at;
     if (h->packet >= m->expects || h->length != fragment(t, m->in_bytes, h->packet, &at)) {
-        p->live.elsewhere.misfits = true;
+        p->live.elsewhere.misfits |= which == LOSSYNET_GATHER;
         t->receiver.rejected.invalid++;
         return;
     }
+    p->live.elsewhere.misfits &= which != LOSSYNET_GATHER;
     p->control.ack_due[which] = true;
     m->stamp = h->sequence;
     if (h->packet < m->got_before || h->packet - m->got_before >= LOSSYNET_FRAGMENTS) return;
@@ -241,7 +242,7 @@ void ln_message_begin(struct ln_transport *t, int which, const uint8_t *out,
         m->expects = fragments(t, m->in_bytes);
         m->acked_before = m->got_before = 0;
         m->acked = m->got = 0;
-        t->peers[r].live.elsewhere.misfits = false;
+        t->peers[r].live.elsewhere.misfits &= which != LOSSYNET_GATHER;
         memset(m->sent_at, 0, sizeof m->sent_at);
         m->moved = ln_now();
         m->repeat = ln_timer_from(&t->peers[r], m->moved);

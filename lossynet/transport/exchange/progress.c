@@ -122,8 +122,11 @@ static void find_elsewhere(struct ln_transport *t, int peer, bool needed, double
     struct ln_liveness *live = &t->peers[peer].live;
     const struct ln_gathers *gather = &t->gathers[LOSSYNET_GATHER];
     const struct ln_message *m = &t->peers[peer].message[LOSSYNET_GATHER];
-    const bool ahead = (int32_t)(t->peers[peer].control.gathers - gather->begun) > 0;
-    const bool misfits = gather->open && live->elsewhere.misfits && m->got_before < m->expects;
+    const int ahead_by = (int32_t)(t->peers[peer].control.gathers - gather->begun);
+    const bool ahead = ahead_by > 0;
+    /* A peer that has not begun the gather did not send that part, whatever its header says. */
+    const bool misfits =
+        gather->open && ahead_by >= 0 && live->elsewhere.misfits && m->got_before < m->expects;
     if (!needed || !(ahead || misfits) || !t->threads.waits || t->deadline.on) {
         live->elsewhere.since = 0;
         return;
