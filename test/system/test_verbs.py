@@ -119,7 +119,7 @@ def assert_same(want, log, folders):
     assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4064
     stalled = [e["step"] for e in steps(log) if e["late"] or e["stragglers"] or e["overruns"]]
     if stalled:
-        kept = numbers(steps(log)[:stalled[0] - 1])
+        kept = numbers(steps(log)[:max(stalled[0] - 1, 0)])
         assert kept == numbers(steps(want)[:len(kept)])
         pytest.skip(f"the same bits until step {stalled[0]}, when a rank stalled")
     assert numbers(log) == numbers(want)
