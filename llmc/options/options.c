@@ -294,11 +294,11 @@ static const char *meant_by(const char *name) {
     return NULL;
 }
 
-static bool is_option(const char *name) {
+const struct lossynet_option *options_named(const char *name) {
     const struct lossynet_option *e;
     for (int i = 0; (e = options_entry(i)) != NULL; i++)
-        if (e->kind != LOSSYNET_OPTION_TITLE && !strcmp(e->name, name)) return true;
-    return false;
+        if (e->kind != LOSSYNET_OPTION_TITLE && !strcmp(e->name, name)) return e;
+    return NULL;
 }
 
 /* Reports a word that getopt did not accept. */
@@ -346,7 +346,7 @@ int options_parse(int argc, char **argv, struct options *out) {
         }
         const struct lossynet_option *e = options_entry(c - 256);
         if (optarg && optarg == argv[optind - 1] && !strncmp(optarg, "--", 2) &&
-            is_option(optarg + 2))
+            options_named(optarg + 2))
             return log_wrong_usage(
                 "--%s: expected a value after it, got the option %s (see --help)", e->name, optarg);
         const char *value = e->kind == LOSSYNET_OPTION_FLAG ? "1" : optarg;

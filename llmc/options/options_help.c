@@ -47,13 +47,6 @@ static const struct {
 };
 enum { MOST_USED = sizeof most_used / sizeof *most_used };
 
-static const struct lossynet_option *entry_of(const char *name) {
-    const struct lossynet_option *e;
-    for (int i = 0; (e = options_entry(i)) != NULL; i++)
-        if (e->kind != LOSSYNET_OPTION_TITLE && !strcmp(e->name, name)) return e;
-    return NULL;
-}
-
 /* Prints `text` in columns [indent, 80), breaking at spaces. */
 static void print_wrapped(const char *text, int indent) {
     int width = 79 - indent;
@@ -94,7 +87,8 @@ static void print_most_used(void) {
            "       mpirun -np R train_llama2 --train GLOB [OPTION]...\n"
            "Pretrains Llama-2 over a network that loses packets.\n");
     for (int i = 0; i < MOST_USED; i++) {
-        const struct lossynet_option *e = most_used[i].text ? entry_of(most_used[i].name) : NULL;
+        const struct lossynet_option *e =
+            most_used[i].text ? options_named(most_used[i].name) : NULL;
         if (e)
             print_option(e, most_used[i].text, true);
         else

@@ -23,6 +23,8 @@ enum option_mark {
 /* Line i of the table, from 0 on, the library's lines among them; NULL after the last one. Offsets are in
  * struct options. */
 const struct lossynet_option *options_entry(int i);
+/* The option of that name, without dashes, or NULL. */
+const struct lossynet_option *options_named(const char *name);
 /* Whether `text`, which may be NULL, has `word` in it, in small or capital letters. */
 bool options_has_word(const char *text, const char *word);
 
