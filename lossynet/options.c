@@ -204,6 +204,7 @@ static const char *set_number(void *place, const struct lossynet_option *o, int 
 
 static bool set_numbers(void *place, const struct lossynet_option *o, const char *text,
                         bool checked) {
+    if (strpbrk(text, "xX")) return false; /* strtod takes 0x10 */
     const char *end = set_number(place, o, 0, text, checked);
     if (end && lossynet_option_is_pair(o))
         end = set_number(place, o, 1, *end == ',' ? end + 1 : text, checked);
@@ -248,7 +249,7 @@ static void expect(const struct lossynet_option *o, char *out, size_t size) {
             const size_t used = strlen(out);
             snprintf(out + used, size - used, " %s", o->choices[i]);
         }
-    } else if (o->high >= INT_MAX) {
+    } else if (o->high >= INT_MAX && o->kind != LOSSYNET_OPTION_REAL) {
         snprintf(out, size, "%s, at least %.15g", what, o->low);
     } else {
         snprintf(out, size, "%s%s from %.15g to %.15g%s",

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "llmc/util/file.h"
@@ -228,10 +229,46 @@ static void get_rope(struct reader *r, const char *field, struct llama_config *c
     r->failed = inner.failed;
 }
 
+/* Other classes compute something else from the same tensors. LLaMAForCausalLM is an old name of Llama's. */
+static void need_llama(struct reader *r) {
+    const json_t *classes = get(r, "architectures");
+    const char *name = json_string_value(json_array_get(classes, 0));
+    if (json_array_size(classes) > 1 ||
+        (classes && (!name || strcasecmp(name, "LlamaForCausalLM"))))
+        refuse(r, "architectures", classes,
+               "[\"LlamaForCausalLM\"], the only one this program has");
+}
+
+/* Settings with which relatives of Llama compute something else from the same tensors. */
+static void need_no_relative(struct reader *r) {
+    static const char *const fields[] = {"attention_multiplier",
+                                         "residual_multiplier",
+                                         "embedding_multiplier",
+                                         "logits_scaling",
+                                         "final_logit_softcapping",
+                                         "attn_logit_softcapping",
+                                         "clip_qkv",
+                                         "no_rope_layers",
+                                         "scale_emb"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        need_absent(r, fields[i], "none, as in a Llama");
+}
+
+/* A window that is as long as the model's sequences hides nothing. */
+static void need_no_window(struct reader *r, int positions) {
+    const json_t *value = get(r, "sliding_window");
+    if (value && get_bool(r, "use_sliding_window", true) &&
+        !(json_is_integer(value) && json_integer_value(value) >= positions))
+        refuse(r, "sliding_window", value,
+               "none: this program's attention sees all tokens before it");
+}
+
 static int read_fields(struct reader *r, struct llama_config *c) {
     if (!get(r, "model_type"))
         return log_error("'%s': model_type is missing, expected \"llama\"", r->path);
     need_string(r, "model_type", "llama");
+    need_llama(r);
+    need_no_relative(r);
     need_string(r, "hidden_act", "silu");
     need_false(r, "attention_bias");
     need_false(r, "mlp_bias");
@@ -251,6 +288,7 @@ static int read_fields(struct reader *r, struct llama_config *c) {
     c->hidden = get_int(r, "intermediate_size", -1);
     c->vocabulary = get_int(r, "vocab_size", -1);
     c->positions = get_int(r, "max_position_embeddings", 2048);
+    need_no_window(r, c->positions);
     c->norm_eps = get_float(r, "rms_norm_eps", 1e-6f);
     c->rope_theta = get_float(r, "rope_theta", 10000);
     memset(&c->rope_scaling, 0, sizeof c->rope_scaling);

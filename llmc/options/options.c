@@ -321,6 +321,13 @@ static int refuse_option(const char *word) {
     return log_error("%s: unknown option (see --help)", word);
 }
 
+/* A log and a checkpoint hold the options as JSON, which has no other text. */
+static bool is_utf8(const char *value) {
+    json_t *text = json_string(value);
+    json_decref(text);
+    return text || !json_true(); /* dev/bare/jansson.h has no values */
+}
+
 int options_parse(int argc, char **argv, struct options *out) {
     struct option longs[ENTRIES + 1];
     int count = 0;
@@ -351,6 +358,8 @@ int options_parse(int argc, char **argv, struct options *out) {
                 "--%s: expected a value after it, got the option %s (see --help)", e->name, optarg);
         const char *value = e->kind == LOSSYNET_OPTION_FLAG ? "1" : optarg;
         char wrong[512];
+        if (e->kind == LOSSYNET_OPTION_TEXT && !is_utf8(value))
+            return log_wrong_usage("--%s: expected UTF-8, since the log holds it", e->name);
         if (!lossynet_option_set(e, out, value, wrong, sizeof wrong))
             return log_wrong_usage("--%s", wrong);
         out->given[c - 256] = true;

@@ -47,7 +47,8 @@ static void *wait_for_signals(void *unused) {
             end_by(atomic_load(&seen));
         if (!number) continue;
         if (!atomic_load(&seen)) first = now;
-        if (does == END || (number == SIGINT && now > first + 1)) end_by(number);
+        const bool typed = number == SIGINT || number == SIGQUIT;
+        if (does == END || (typed && now > first + 1)) end_by(number);
         atomic_store(&seen, number);
     }
     return NULL;
@@ -72,28 +73,29 @@ static bool is_ignored(int number) {
 
 /* What the caller ignores, as found before libraries are initialised: UCX, which Open MPI 5 brings, handles
  * SIGHUP from then on. */
-static const int unless_ignored[] = {SIGINT, SIGHUP};
-static bool ignored[2];
+static const int unless_ignored[] = {SIGINT, SIGHUP, SIGQUIT};
+enum { UNLESS_IGNORED = sizeof unless_ignored / sizeof *unless_ignored };
+static bool ignored[UNLESS_IGNORED];
 
 static void find_ignored(void) {
-    for (int i = 0; i < 2; i++) ignored[i] = is_ignored(unless_ignored[i]);
+    for (int i = 0; i < UNLESS_IGNORED; i++) ignored[i] = is_ignored(unless_ignored[i]);
 }
 
 __attribute__((section(".preinit_array"),
                used)) static void (*const before_libraries)(void) = find_ignored;
 
 void stop_signal_ignore_again(void) {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < UNLESS_IGNORED; i++)
         if (ignored[i]) signal(unless_ignored[i], SIG_IGN);
 }
 
 void stop_signal_open(void) {
-    static const int always[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
+    static const int always[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPWR};
     struct sigaction pipe = {.sa_handler = note_closed_output, .sa_flags = SA_RESTART};
     pthread_t thread;
     sigemptyset(&waited_for);
-    for (int i = 0; i < 4; i++) sigaddset(&waited_for, always[i]);
-    for (int i = 0; i < 2; i++)
+    for (size_t i = 0; i < sizeof always / sizeof *always; i++) sigaddset(&waited_for, always[i]);
+    for (int i = 0; i < UNLESS_IGNORED; i++)
         if (!ignored[i]) sigaddset(&waited_for, unless_ignored[i]);
     signal(SIGXFSZ, SIG_IGN);
     if (!is_ignored(SIGPIPE)) sigaction(SIGPIPE, &pipe, NULL);

@@ -740,6 +740,8 @@ def one_line(done, code):
     (["-x"], "-x: unknown option (see --help)"),
     (["--generate", "--tokens", "5"], "--generate: expected a value after it, got the option --tokens"),
     (["--save-every", "5"], "--save-every: expected --out DIR"),
+    (["--clip", "0x10"], "--clip: expected a number from 0 to 1e+30, got '0x10'"),
+    (["--out", "a\udcff"], "--out: expected UTF-8, since the log holds it"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),
     (["--model", "7B", "--vocab-size", "100"], "insists on 32000"),
     (["--packet-bytes", "1001"], "multiple of 4"),

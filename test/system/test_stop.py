@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.spread, pytest.mark.takes(30)]
 
 @pytest.mark.parametrize("ranks, number", [(0, signal.SIGTERM), (0, signal.SIGUSR1),
                                            (0, signal.SIGINT), (0, signal.SIGHUP), (0, signal.SIGUSR2),
-                                           (0, signal.SIGXCPU), (2, signal.SIGUSR1), (2, signal.SIGHUP),
-                                           (4, signal.SIGUSR1), (4, signal.SIGUSR2)])
+                                           (0, signal.SIGXCPU), (0, signal.SIGQUIT), (0, signal.SIGALRM),
+                                           (2, signal.SIGUSR1), (2, signal.SIGHUP), (4, signal.SIGUSR1),
+                                           (4, signal.SIGUSR2)])
 def test_signal_saves_and_stops(data, tmp_path, ranks, number):
     whole, out = tmp_path / "whole", tmp_path / "out"
     common = dict(steps=40, save_every=4, keep=1, val=None)
@@ -49,7 +50,8 @@ def blocked(thread, number):
 def test_no_thread_that_computes_takes_a_signal(data, tmp_path):
     """Signals must not interrupt threads that compute, because the handler's frame would be written to the
     thread's stack, and oneDNN's sgemm moves its stack into the heap."""
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.signal(number, lambda *_: None)
+              for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
     process = start(*settings(data, tmp_path, steps=10_000, threads=2))
     for number, action in before.items():
         signal.signal(number, action)
@@ -57,7 +59,8 @@ def test_no_thread_that_computes_takes_a_signal(data, tmp_path):
         wait_for(lambda: steps_done(tmp_path) >= 2, process, "step 2")
         threads = list(pathlib.Path(f"/proc/{process.pid}/task").iterdir())
         assert len(threads) >= 3
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM,
+                       signal.SIGVTALRM, signal.SIGPWR, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             (waiting,) = [thread for thread in threads if not blocked(thread, number)]
             assert waiting.name != str(process.pid)
     finally:
