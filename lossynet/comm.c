@@ -9,8 +9,7 @@
  *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, if all
  *                      owners' shards are of equal size; 2 V P with vectors of bf16), outgoing
  *                      masks ~ V K bytes
- *     error feedback:  residuals 2 V P bytes, unless the caller keeps them (with skip_late 4 V P),
- *                      masses 4 V K bytes
+ *     error feedback:  residuals 2 V P bytes (with skip_late 4 V P), masses 4 V K bytes
  */
 #include "lossynet/comm.h"
 #include "lossynet/crypto/crypto.h"
@@ -111,9 +110,6 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     loss.workers = settings->workers;
     lossynet_status status = ln_loss_open(&comm->loss, &loss, why, sizeof why);
     if (status) return ln_fail(status, "%s", why);
-    if (comm->loss.replay && settings->residuals)
-        return ln_refuse(
-            "loss model replay, error feedback: expected vectors in the host's memory");
     status = ln_partition_open(&comm->partition, settings->workers,
                                settings->group > 1 ? settings->group : 1, settings->group_sizes,
                                settings->buckets, settings->bucket_elements,
@@ -140,7 +136,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     ln_arrivals_open(comm);
     if (tells[0] || tells[1]) ln_acknowledge_open(comm, tells[0], tells[1]);
     if (comm->world.ranks > 1) ln_exchange_open(comm, settings->allocate, settings->release);
-    if (settings->error_feedback) ln_feedback_open(comm, settings->residuals);
+    if (settings->error_feedback) ln_feedback_open(comm);
     ln_retransmission_open(comm);
     ln_drift_open(comm, settings->drift_samples);
     ln_not_finite_open(comm);

@@ -190,7 +190,6 @@ struct lossynet_rule {
 /* ---- settings, continued ---------------------------------------------------------------- */
 
 struct lossynet_memory; /* of a device; lossynet_trainer.h */
-struct lossynet_residuals;
 
 /* A part of the vector that loss_settings.at and repair_at may name. */
 struct lossynet_tensor {
@@ -228,7 +227,7 @@ struct lossynet_settings {
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
     lossynet_wire_dtype wire_dtype; /* of packets, over a link or in memory */
     /* Of vectors: float32 or bf16. bf16 needs lossynet_shards, another wire_dtype than
-     * float32, no `memory`, and `residuals` if there is error feedback. */
+     * float32, no `memory` and no error feedback. */
     lossynet_wire_dtype vector_dtype;
     lossynet_estimator estimator;
     /* NULL: none. Copied. It needs float32 vectors in the host's memory, and no groups. */
@@ -248,10 +247,10 @@ struct lossynet_settings {
     int drift_samples; /* parameters sampled to measure drift; 0: none */
     bool lead;         /* lossynet_lead will be called: gathers ages even without drift_samples */
     /* The lost part of a gradient is added to its sender's next gradient (error_feedback.c). This
-     * includes what rounding to wire_dtype took away. For estimators mean and zero. lossynet_reduce then also changes elements of the vectors that their worker does not
-     * own. */
+     * includes what rounding to wire_dtype took away. For estimators mean and zero, and vectors of
+     * float32 in the host's memory. lossynet_reduce then also changes elements of the vectors that
+     * their worker does not own. */
     bool error_feedback;
-    const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */
     /* With error_feedback: owners tell senders what arrived in the messages of the next all-gather,
      * and not in an exchange of lossynet_reduce, which takes half a round trip. Until this all-gather
      * or the next broadcast returns, do not change vectors where their workers own nothing. It has

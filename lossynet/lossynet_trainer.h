@@ -110,29 +110,6 @@ struct lossynet_memory {
                    const int32_t *of, size_t n);
 };
 
-/* The caller's own store of residuals, for example beside vectors on a GPU. A residual is the part
- * of a worker's gradients that was lost. Its elements are bfloat16 (uint16_t); what becomes a
- * residual is computed in float32 and rounded, and is 0 if it is not finite, or 2^63 or more in
- * size. The caller adds the residual, times
- * the share, to a vector before the vector is ready.
- *   round only if wire_dtype is narrower than float32. For each local worker v, rounds the packets that
- *         it sends to other owners, as struct lossynet_memory's function does with key[v]; the
- *         residual becomes what rounding took away, to nearest even. It is called before keep, once
- *         in a step
- *   keep  sets the residual of each packet k that local worker v sends to another owner: to 0 where
- *         arrived[v * K + k] is not 0, elsewhere to the elements. After `round` it leaves
- *         the residual where the packet arrived, and elsewhere adds the elements as they were sent. It rounds
- *         at random, element e of the vector of v with lots[v] (ln_bf16_keep_sum in base.h)
- *   save, load  copy the residual of all P elements into the host's memory, and back. That memory need
- *         not be aligned */
-struct lossynet_residuals {
-    void *context;
-    void (*round)(void *context, int bits, const uint64_t *key);
-    void (*keep)(void *context, const uint8_t *arrived, const uint64_t *lots);
-    void (*save)(void *context, int worker, void *out);
-    void (*load)(void *context, int worker, const void *in);
-};
-
 /* Where an owner has a shard, in float32. By default both are its elements of the vectors that the
  * functions are given.
  *   average  gets the estimate of lossynet_reduce, which reads the owner's own vector as its
@@ -359,15 +336,15 @@ void lossynet_option_reset(const struct lossynet_option *option, void *values); 
 bool lossynet_option_is_automatic(const struct lossynet_option *option);        /* may be `auto` */
 bool lossynet_option_is_pair(const struct lossynet_option *option);
 
-/* Settings from options, for `ranks` ranks. on_device: vectors are in a device's memory. The caller adds
+/* Settings from options, for `ranks` ranks. The caller adds
  * what is not in the table: groups, buckets, functions. */
-void lossynet_options_apply(const struct lossynet_options *options, int ranks, bool on_device,
+void lossynet_options_apply(const struct lossynet_options *options, int ranks,
                             struct lossynet_settings *out);
 
 /* The type on the wire. */
 lossynet_wire_dtype lossynet_options_wire(const struct lossynet_options *options);
 /* The share for lossynet_error_feedback_share, and the rounds of retransmission. */
-double lossynet_options_carry(const struct lossynet_options *options, int ranks, bool on_device);
+double lossynet_options_carry(const struct lossynet_options *options, int ranks);
 int lossynet_options_rounds(const struct lossynet_options *options, lossynet_phase phase);
 
 /* How often a phase of the next step sends lost packets again, at most; and the share of its packets

@@ -104,7 +104,7 @@ void lossynet_named_shards(struct lossynet_named *named, const size_t *shard_ele
 }
 
 const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks) {
-    lossynet_options_apply(&named->options, ranks, false, &named->settings);
+    lossynet_options_apply(&named->options, ranks, &named->settings);
     named->settings.buckets = named->buckets;
     named->settings.bucket_elements = named->bucket_elements;
     named->settings.rule = named->rule;

@@ -79,8 +79,7 @@ static const struct lossynet_option table[] = {
            "measured loss. Algorithm lossy"),
     REAL("carry", carry, RESUMED | IF_BROADCASTS, "auto", 0, 1, "auto|SHARE",
          "error feedback: a sender adds this share of a lost gradient to its next one. "
-         "Algorithm lossy, estimator mean or zero. auto: 1, but 0 with other estimators "
-         "and on GPUs, where it takes memory"),
+         "On the CPU; algorithm lossy, estimator mean or zero. auto: 1 there, else 0"),
     WHOLE(
         "repair", repair, RESUMED | IF_LOSES, "auto", 0, LOSSYNET_ROUNDS_GIVEN, "auto|N[,N]",
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
@@ -289,12 +288,12 @@ static bool may_lose(const struct lossynet_options *o, int ranks) {
            o->loss_rate[1] > 0 || strcmp(o->loss_at, "none") != 0 || strchr(o->loss_model, ':');
 }
 
-double lossynet_options_carry(const struct lossynet_options *o, int ranks, bool on_device) {
+double lossynet_options_carry(const struct lossynet_options *o, int ranks) {
     const bool fits = o->estimator == LOSSYNET_MEAN || o->estimator == LOSSYNET_ZERO;
     if (o->carry >= 0) return o->carry;
     const bool small =
         lossynet_options_wire(o) >= LOSSYNET_INT8; /* rounded by so much that it counts */
-    return fits && (small || may_lose(o, ranks)) && !on_device;
+    return fits && (small || may_lose(o, ranks));
 }
 
 /* Only gradients are worth sending again at full size. Small packets leave room for both phases. */
@@ -322,7 +321,7 @@ double lossynet_wire_bytes(lossynet_wire_dtype dtype, lossynet_phase phase) {
     return gradients[small ? LOSSYNET_INT8 : dtype];
 }
 
-void lossynet_options_apply(const struct lossynet_options *o, int ranks, bool on_device,
+void lossynet_options_apply(const struct lossynet_options *o, int ranks,
                             struct lossynet_settings *s) {
     memset(s, 0, sizeof *s);
     s->workers = o->workers ? o->workers : ranks;
@@ -337,7 +336,7 @@ void lossynet_options_apply(const struct lossynet_options *o, int ranks, bool on
     };
     s->estimator = (lossynet_estimator)o->estimator;
     s->lead = o->lead == LOSSYNET_LEAD_AUTO;
-    s->error_feedback = lossynet_options_carry(o, ranks, on_device) > 0;
+    s->error_feedback = lossynet_options_carry(o, ranks) > 0;
     for (int phase = 0; phase < 2; phase++)
         s->retransmission_rounds[phase] = lossynet_options_rounds(o, (lossynet_phase)phase);
     s->repair_at = o->repair_at;

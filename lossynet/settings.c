@@ -51,8 +51,7 @@ static lossynet_status check_vectors(const struct lossynet_settings *settings) {
         return ln_refuse(
             "vectors of bf16, wire dtype float32: expected wire dtype bf16, int8, int6 or int4");
     if (settings->memory) return ln_refuse("vectors of bf16: expected them in the host's memory");
-    if (settings->error_feedback && !settings->residuals)
-        return ln_refuse("vectors of bf16, error feedback: expected residuals that are kept apart");
+    if (settings->error_feedback) return ln_refuse("carry: expected vectors of float32, got bf16");
     return LOSSYNET_OK;
 }
 
@@ -151,11 +150,6 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
         !(memory->round && memory->average && memory->broadcast && memory->copy && memory->gather))
         return ln_refuse(
             "vectors outside the host's memory: expected all functions of lossynet_memory");
-    if (settings->wire_dtype != LOSSYNET_FLOAT32 && settings->residuals &&
-        !settings->residuals->round)
-        return ln_refuse(
-            "wire dtype %s, residuals that are kept apart: expected their function round",
-            lossynet_wire_dtype_name((int)settings->wire_dtype));
     if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO)
         return ln_refuse("estimator %d: expected mean, balanced or zero", (int)settings->estimator);
     if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_VERBS)
@@ -182,19 +176,14 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
         return ln_refuse(
             "retransmission budget %g: expected a share of a phase's packets, or 0 for all",
             settings->retransmission_budget);
-    const bool apart = settings->error_feedback && settings->residuals;
-    if (settings->network.skip_late && (apart || !(settings->network.deadline >= 0)))
-        return ln_refuse("deadline %g s: expected 0 or more, and no residuals that are kept apart, "
-                         "for which all ranks wait",
-                         settings->network.deadline);
+    if (settings->network.skip_late && !(settings->network.deadline >= 0))
+        return ln_refuse("deadline %g s: expected 0 or more", settings->network.deadline);
     if (settings->error_feedback && settings->estimator != LOSSYNET_MEAN &&
         settings->estimator != LOSSYNET_ZERO)
         return ln_refuse("carry: expected estimator mean or zero, got %s",
                          lossynet_estimator_name(settings->estimator));
-    if (settings->error_feedback && settings->memory && !settings->residuals)
-        return ln_refuse(
-            "error feedback: expected vectors in the host's memory, or residuals where "
-            "the vectors are");
+    if (settings->error_feedback && settings->memory)
+        return ln_refuse("carry: expected vectors in the host's memory");
     if (settings->network.key_file && !settings->network.encrypt)
         return ln_refuse("key-file %s: expected encrypt with it", settings->network.key_file);
     if (ln_rule_check(settings)) return LOSSYNET_INVALID;

@@ -69,9 +69,6 @@ struct muon_settings {
     float lead; /* in steps, of `ahead` */
 };
 
-/* How exchange_keep turns a lost gradient into a residual; see there. */
-enum backend_lost { LOST_ALONE, LOST_ADDED };
-
 /* A packet of a vector: elements that one worker owns, and which arrive together or not at all. */
 struct backend_packet {
     size_t element; /* the first one, in the vector */
@@ -311,31 +308,20 @@ struct backend {
      * exchange_round: rounds, in vector[v], the packets that v takes: with 16 `bits` to bfloat16, to
      * nearest even; with 8, 6 or 4 in blocks of 32, from the packet's first element on, to integers
      * with a scale. The block that begins with element e is rounded at random with the numbers of
-     * key[v] + e, or to nearest if key is NULL. error[v] gets what rounding takes away, for elements
-     * of the packets; NULL: nothing is kept
+     * key[v] + e, or to nearest if key is NULL
      * exchange_average: packet k of vector[owner] = sum over g < groups of weight[k * groups + g] *
      * that of vector[partner[owner * groups + g]], in order of g. Weight 0: not read
      * exchange_copy: packet k of vector[v], if v takes it and arrived[v * packets + k] is not 0, is
      * the owner's, rounded as above to nearest; with 32 bits it is not rounded. ahead[o]: where the
      * elements that o owns lie one after another; NULL: in vector[o]
-     * exchange_keep: residual[v] (bfloat16, rounded at random: lossynet's ln_bf16_keep_sum with
-     * lots[v], the host's; 0 if it is not finite, or 2^63 or more in size), for the packets that v takes:
-     * the vector where arrived[v * packets + k] is 0, otherwise 0. With LOST_ADDED, the vector is
-     * added to it where that is 0; otherwise it does not change
-     * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the
-     * vector may be in pinned memory
      * gather: out[v * n + i] (host) = vector[v][element[i]], i < n, v < count. `of` not NULL: out[i]
      * = vector[of[i]][element[i]], i < n. element and `of` are the host's */
-    void (*exchange_round)(const struct backend_exchange *e, float *const *vector,
-                           uint16_t *const *error, int bits, const uint64_t *key);
+    void (*exchange_round)(const struct backend_exchange *e, float *const *vector, int bits,
+                           const uint64_t *key);
     void (*exchange_average)(const struct backend_exchange *e, float *const *vector,
                              const float *weight);
     void (*exchange_copy)(const struct backend_exchange *e, float *const *vector,
                           const float *const *ahead, const uint8_t *arrived, int bits);
-    void (*exchange_keep)(const struct backend_exchange *e, uint16_t *const *residual,
-                          float *const *vector, const uint8_t *arrived, enum backend_lost how,
-                          const uint64_t *lots);
-    void (*add_residual)(float *vector, const uint16_t *residual, float share, size_t n);
     void (*gather)(float *out, float *const *vector, int count, const size_t *element,
                    const int32_t *of, size_t n);
 };

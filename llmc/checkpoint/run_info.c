@@ -72,7 +72,7 @@ static void announce_rule(const struct run_info *run) {
                100 * run->loss.of_late[0], 100 * run->loss.of_late[1]);
     if (o->net.carry == LOSSYNET_AUTO && !run->loss.carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
-               run->be->on_device ? "--device cuda, where that takes memory" : "this --estimator");
+               run->be->on_device ? "--device cuda" : "this --estimator");
     if (o->net.repair[0] == LOSSYNET_AUTO && strcmp(o->net.deadline, "off") != 0)
         printf("note: --deadline: --repair auto goes by --loss-rate, since ranks do not measure "
                "the same loss\n");

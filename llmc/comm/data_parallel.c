@@ -53,19 +53,11 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
 static int open_comm(struct data_parallel *d) {
     const struct backend *be = d->be;
     const struct placement *p = &d->placement;
-    const struct exchange exchange = {.be = be,
-                                      .worker = d->worker,
-                                      .elements = d->layout->count,
-                                      .rounds_first =
-                                          p->copy_bytes == 2 && p->rounds_to_bf16 == ROUNDS_ALL,
-                                      .has_error = d->options->net.wire_dtype != LOSSYNET_FLOAT32};
-    d->vectors.exchange = exchange;
+    d->vectors.exchange.be = be;
     const struct lossynet_memory memory = exchange_memory(&d->vectors.exchange);
-    const struct lossynet_residuals residuals = exchange_residuals(&d->vectors.exchange);
     struct lossynet_settings s =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, be->on_device);
     if (!p->trains) s.error_feedback = false, s.drift_samples = 0;
-    if (p->has[ARRAY_RESIDUAL]) s.residuals = &residuals;
     s.weighted_sum = p->has[ARRAY_COMM_PARAMS] ? be->weighted_sum_pinned : be->weighted_sum;
     s.weighted_sum_whole = be->on_device;
     if (p->copy_bytes == 2)
@@ -76,10 +68,8 @@ static int open_comm(struct data_parallel *d) {
     s.tensors = tensors;
     const int failed = !tensors || lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
     free(tensors);
-    if (failed) return -1;
-    if (!s.memory && !s.residuals) return 0;
-    return exchange_open(&d->vectors.exchange, d->comm, d->world.rank * d->local, d->local,
-                         d->workers);
+    if (failed || !s.memory) return failed;
+    return exchange_open(&d->vectors.exchange, d->comm, d->workers);
 }
 
 void data_parallel_find_shards(const struct data_parallel *d, int owner, struct range *range) {
@@ -112,8 +102,6 @@ static int open_port(struct data_parallel *d) {
     const struct placement *p = &d->placement;
     const bool overlaps = p->trains && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
                           lossynet_overlaps(d->comm);
-    const bool whole =
-        p->way == WAY_SHARED && p->has[ARRAY_RESIDUAL]; /* it is added to whole sums */
     const struct port port = {.be = d->be,
                               .layout = d->layout,
                               .comm = d->comm,
@@ -121,8 +109,7 @@ static int open_port(struct data_parallel *d) {
                               .worker = d->worker,
                               .groups = {.workers = d->workers, .sets = d->port.groups.sets},
                               .local = d->local,
-                              .overlap = overlaps,
-                              .early = overlaps && !whole};
+                              .overlap = overlaps};
     d->port = port;
     return port_open(&d->port, &d->world, o->net.peer_timeout);
 }
@@ -150,8 +137,6 @@ static int allocate_workers(struct data_parallel *d) {
         port_share_vectors(&d->port, w);
         if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
             return -1;
-        if (p->has[ARRAY_RESIDUAL])
-            k->carried = (float)comm_carry(d->options, d->world.ranks, true);
         d->vectors.params[w] = k->comm_params;
         d->vectors.grads[w] = k->comm_grads;
         d->vectors.ahead[w] = k->comm_ahead;
@@ -307,7 +292,7 @@ int data_parallel_begin(struct data_parallel *d, int *step) {
     if (!d->time.unfinished) d->time.finished = log_seconds();
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     ask_rule(d, LOSSYNET_GRADIENT, *step);
-    if (!d->port.early) return 0;
+    if (!d->port.overlap) return 0;
     return lossynet_reduce_begin(d->comm, d->vectors.grads, data_parallel_is_lossless(d)) ? -1 : 0;
 }
 

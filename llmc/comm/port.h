@@ -31,7 +31,7 @@ struct shared;
  * a number return 0, or -1 after reporting. NULL: there is nothing to do. */
 struct port_verbs {
     /* A bucket of the gradient of w's group is finished, as far as this rank computes it. The bucket is
-     * sent, if `early`. */
+     * sent, if phases overlap. */
     void (*gradient_out)(const struct port *p, const struct worker *w, int bucket);
     /* All of backward is called: returns when the gradient is where the network reads it. Meanwhile it
      * averages the buckets of which all packets have arrived. */
@@ -67,7 +67,7 @@ struct bucket_hooks {
     const weight *params;           /* that operations read */
     struct gradient_place gradient; /* where to compute it */
     int set;
-    int sent;         /* buckets of the gradient that are on the host, where `early` copies them */
+    int sent;         /* buckets of the gradient that are on the host, where phases overlap */
     bool first, last; /* of the step's micro-batches */
     double waited;    /* seconds that the worker waited for parameters */
     lossynet_status status;
@@ -86,7 +86,6 @@ struct port {
     struct worker *worker; /* [local] */
     int local;
     bool overlap; /* both phases proceed while workers compute */
-    bool early;   /* the GRADIENT phase proceeds while workers compute */
     /* set by the port */
     struct port_verbs verbs;
     struct shared *shared; /* what ranks of a group share, or NULL */

@@ -225,7 +225,7 @@ static void add_bucket(const struct port *p, const struct worker *w, int bucket)
         add(p, (char *)w->comm_grads + copy_bytes(p, r.offset), r.count);
     }
     if (p->be->on_device) p->be->pinned_sums_end();
-    if (p->early) lossynet_bucket_ready(p->comm, w->id, bucket);
+    if (p->overlap) lossynet_bucket_ready(p->comm, w->id, bucket);
 }
 
 /* With slots, adds up a bucket whose copy to the host has begun, when all members have copied it. So a
@@ -261,30 +261,15 @@ static void copy_gradient_out(const struct port *p, const struct worker *w, int 
     if (bucket > 0) add_slot(p, bucket - 1);
 }
 
-/* Adds the residual to the sums, and copies these to the device, which keeps what is lost of them. */
-static void add_residual(const struct port *p, const struct worker *w) {
-    struct range r = {0, 0, 0};
-    const int all = p->layout->buckets * p->groups.workers;
-    for (int at = 0; next_part(p, w->id, &at, all, &r);)
-        p->be->add_residual(w->comm_grads + r.offset, w->residual + r.offset, w->carried, r.count);
-    p->be->d2h_async(w->comm_grads, w->grads, 0); /* see d2h_wait */
-    p->be->d2h_wait();
-    for (int at = 0; next_part(p, w->id, &at, all, &r);)
-        p->be->h2d_async(w->grads + r.offset, w->comm_grads + r.offset, r.count * sizeof(float));
-}
-
 static int copy_gradients_out(const struct port *p, float *const *vectors, bool lossless) {
     struct shared *s = p->shared;
-    const bool early = p->overlap && s->sum && !p->worker->residual;
-    for (int b = 0, done = 0; b < p->layout->buckets && early; b++) {
+    for (int b = 0, done = 0; b < p->layout->buckets && p->overlap && s->sum; b++) {
         add_slot(p, b);
         while (done <= b && !s->failed && lossynet_reduce_arrived(p->comm, vectors, lossless, done))
             done++;
     }
     p->be->d2h_wait();
-    if (add_rest(p, vectors, lossless)) return -1;
-    if (p->worker->residual) add_residual(p, p->worker);
-    return 0;
+    return add_rest(p, vectors, lossless);
 }
 
 /* ---- values out ---- */

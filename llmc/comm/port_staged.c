@@ -8,26 +8,17 @@ struct range port_bucket(const struct port *p, int bucket) {
 
 /* ---- in place ---- */
 
-/* Adds what the members of w's group lost, and rounds. Workers that share a gradient all do this before
- * one of them sends it, since its copy begins at once. */
-static void add_residual_and_round(const struct port *p, const struct worker *w, int b) {
+/* Workers that share a gradient all do this before one of them sends it, since its copy begins at once. */
+static void round_gradients(const struct port *p, const struct worker *w, int b) {
     const struct range bucket = port_bucket(p, b);
-    for (const struct worker *k = w + 1 - w->members; k <= w; k++) {
-        const struct range *own = &k->range[b];
-        float *gradient = k->grads + bucket.offset;
-        if (k->residual)
-            p->be->add_residual(gradient, k->residual + bucket.offset, k->carried, bucket.count);
-        if (!p->placement->rounds_to_bf16 || k->copy_bytes != sizeof(float)) continue;
-        if (p->placement->rounds_to_bf16 == ROUNDS_OWN)
-            p->be->round(k->grads + own->offset, own->count);
-        else
-            p->be->round(gradient, bucket.count);
-    }
+    for (const struct worker *k = w + 1 - w->members; k <= w; k++)
+        if (p->placement->rounds_to_bf16 && k->copy_bytes == sizeof(float))
+            p->be->round(k->grads + bucket.offset, bucket.count);
 }
 
 static void gradient_ready(const struct port *p, const struct worker *w, int bucket) {
-    add_residual_and_round(p, w, bucket);
-    for (const struct worker *k = w + 1 - w->members; k <= w && p->early; k++)
+    round_gradients(p, w, bucket);
+    for (const struct worker *k = w + 1 - w->members; k <= w && p->overlap; k++)
         lossynet_bucket_ready(p->comm, k->id, bucket);
 }
 
@@ -67,11 +58,11 @@ bool port_is_first(const struct port *p, const struct worker *w) {
 }
 
 static void copy_gradient_out(const struct port *p, const struct worker *w, int bucket) {
-    add_residual_and_round(p, w, bucket);
+    round_gradients(p, w, bucket);
     for (const struct worker *k = w + 1 - w->members; k <= w; k++) {
         if (port_is_first(p, k)) port_copy_gradient(p, k, bucket);
         port_mark_gradient(p, k, bucket);
-        if (p->early) p->be->d2h_on_complete(gradient_sent, &p->hooks[k - p->worker]);
+        if (p->overlap) p->be->d2h_on_complete(gradient_sent, &p->hooks[k - p->worker]);
     }
 }
 

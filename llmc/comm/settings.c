@@ -50,9 +50,10 @@ static int ranks_at_most(const struct options *o, int ranks) {
 double comm_carry(const struct options *o, int ranks, bool on_device) {
     struct lossynet_options net = o->net;
     const bool lossless = o->algorithm == ALGORITHM_RELIABLE;
-    if (worker_steps_alone(o) || (lossless && net.wire_dtype < LOSSYNET_INT8)) return 0;
+    if (on_device || worker_steps_alone(o) || (lossless && net.wire_dtype < LOSSYNET_INT8))
+        return 0;
     if (lossless) net.estimator = LOSSYNET_MEAN; /* as all are if everything arrives */
-    return lossynet_options_carry(&net, ranks_at_most(o, ranks), on_device);
+    return lossynet_options_carry(&net, ranks_at_most(o, ranks));
 }
 
 void comm_plan(const struct options *o, const struct param_layout *l, int workers, int ranks,
@@ -62,8 +63,7 @@ void comm_plan(const struct options *o, const struct param_layout *l, int worker
         s->owners.layout = l;
     }
     s->run.leads = comm_leads(o, workers);
-    for (int device = 0; device < 2; device++)
-        s->run.carries[device] = comm_carry(o, ranks, device) > 0;
+    s->saving.carries = comm_carry(o, ranks, false) > 0;
 }
 
 /* ---- the type on the wire ---------------------------------------------------------------- */
@@ -96,7 +96,7 @@ static bool deadline_fits(const struct options *o) {
 struct lossynet_settings comm_settings(const struct options *o, const struct param_layout *l,
                                        int workers, int ranks, bool on_device) {
     struct lossynet_settings s;
-    lossynet_options_apply(&o->net, ranks_at_most(o, ranks), on_device, &s);
+    lossynet_options_apply(&o->net, ranks_at_most(o, ranks), &s);
     s.workers = s.loss.workers = workers;
     s.loss.steps = (uint64_t)o->steps;
     s.group = comm_group(o);
@@ -167,7 +167,7 @@ static int check_network(const struct options *o, int workers, int ranks,
 
 int comm_check(const struct options *o, int workers, int ranks) {
     const char *algorithm = algorithm_names[o->algorithm];
-    if (rule_load(o)) return -1;
+    if (rule_load(o) || comm_check_device(o, o->device == DEVICE_CUDA)) return -1;
     if (o->net.link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE)
         return log_error("--algorithm reliable: expected a link that loses nothing, --link mpi");
     if (strcmp(o->net.deadline, "off") != 0 && !deadline_fits(o))
@@ -223,10 +223,11 @@ int comm_check_device(const struct options *o, bool on_device) {
     if (on_device && o->rule)
         return log_error("--rule %s: expected --device cpu: a rule's functions read vectors there",
                          o->rule);
-    if (!on_device || !(o->net.carry > 0) || !strcmp(o->net.deadline, "off")) return 0;
-    return log_error("--deadline %s on a GPU: expected no --carry, which waits for every rank's "
-                     "acknowledgement there",
-                     o->net.deadline);
+    if (on_device && o->net.carry > 0)
+        return log_error(
+            "--carry: expected --device cpu: a GPU keeps no lost gradients, and more of "
+            "them are sent again (--repair)");
+    return 0;
 }
 
 int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int *step) {

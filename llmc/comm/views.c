@@ -225,7 +225,7 @@ static int listen_at(void *context, const char *address) {
     int port;
     snprintf(here, sizeof here, "%s%s%s:0", bare ? "[" : "", address, bare ? "]" : "");
     struct lossynet_settings s;
-    lossynet_options_apply(&v->options->net, 1, false, &s);
+    lossynet_options_apply(&v->options->net, 1, &s);
     return lossynet_rendezvous_listen(here, s.network.ports, &v->listener, &port) ? -1 : port;
 }
 

@@ -28,8 +28,6 @@ const struct array_row array_rows[ARRAYS] = {
                  .per = PER_WORKER, .saved = "v", .follows = true},
     [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
                      .per = PER_WORKER, .saved = "ahead"},
-    [ARRAY_RESIDUAL] = {"lost gradients (--carry)", LINE_LOST, SPACE_BACKEND, EXTENT_WHOLE,
-                        TYPE_BF16, .per = PER_WORKER},
     [ARRAY_MODEL] = {"the model put together", LINE_MODEL, SPACE_BACKEND, EXTENT_MODEL,
                      TYPE_FLOAT32, .per = PER_RANK},
     [ARRAY_COMM_PARAMS] = {PARAMETERS, LINE_COPIES, SPACE_PINNED, EXTENT_WHOLE, TYPE_COPY,

@@ -31,7 +31,6 @@ enum array_line {
     LINE_GRADIENTS,
     LINE_OPTIMIZER,
     LINE_AHEAD,
-    LINE_LOST,
     LINE_MODEL,
     LINE_COPIES,
     LINES

@@ -10,7 +10,7 @@
 
 static void round_packets(void *context, float *const *vectors, int bits, const uint64_t *key) {
     const struct exchange *e = context;
-    e->be->exchange_round(&e->packets, vectors, NULL, bits, key);
+    e->be->exchange_round(&e->packets, vectors, bits, key);
 }
 
 static void average(void *context, float *const *vectors, const float *weight) {
@@ -34,49 +34,6 @@ struct lossynet_memory exchange_memory(struct exchange *e) {
     return (struct lossynet_memory){e, round_packets, average, broadcast, e->be->copy, gather};
 }
 
-/* ---- residuals, see struct lossynet_residuals ---- */
-
-static void list_vectors(const struct exchange *e) {
-    for (int w = 0; w < e->packets.workers; w++) {
-        e->gradient[w] = e->worker[w].grads;
-        e->residual[w] = e->worker[w].residual;
-    }
-}
-
-static void round_residuals(void *context, int bits, const uint64_t *key) {
-    const struct exchange *e = context;
-    for (int w = 0; w < e->packets.workers && e->rounds_first; w++)
-        e->be->round(e->worker[w].grads, e->elements);
-    list_vectors(e);
-    e->be->exchange_round(&e->packets, e->gradient, e->residual, bits, key);
-}
-
-static void keep_residuals(void *context, const uint8_t *arrived, const uint64_t *lots) {
-    const struct exchange *e = context;
-    list_vectors(e);
-    e->be->exchange_keep(&e->packets, e->residual, e->gradient, arrived,
-                         e->has_error ? LOST_ADDED : LOST_ALONE, lots);
-}
-
-static const struct worker *worker_of(const struct exchange *e, int id) {
-    return &e->worker[id - e->worker[0].id];
-}
-
-static void save_residual(void *context, int worker, void *out) {
-    const struct exchange *e = context;
-    e->be->download(out, worker_of(e, worker)->residual, e->elements * sizeof(uint16_t));
-}
-
-static void load_residual(void *context, int worker, const void *in) {
-    const struct exchange *e = context;
-    e->be->upload(worker_of(e, worker)->residual, in, e->elements * sizeof(uint16_t));
-}
-
-struct lossynet_residuals exchange_residuals(struct exchange *e) {
-    return (struct lossynet_residuals){e, round_residuals, keep_residuals, save_residual,
-                                       load_residual};
-}
-
 /* ---- open and close ---- */
 
 static void *to_device(const struct backend *be, const void *host, size_t bytes) {
@@ -86,7 +43,7 @@ static void *to_device(const struct backend *be, const void *host, size_t bytes)
 }
 
 /* Fills `packet` and `takes`, the host's, and e->partner. */
-static void fill(struct exchange *e, const struct lossynet_comm *comm, int first,
+static void fill(struct exchange *e, const struct lossynet_comm *comm,
                  struct lossynet_packet_place *place, struct backend_packet *packet,
                  uint8_t *takes) {
     const int owners = e->packets.owners;
@@ -100,25 +57,22 @@ static void fill(struct exchange *e, const struct lossynet_comm *comm, int first
         lossynet_partners_of(comm, o, e->partner + (size_t)o * (size_t)e->packets.groups);
         for (int w = 0; w < e->packets.workers; w++)
             takes[(size_t)w * (size_t)owners + (size_t)o] =
-                first + w != o && lossynet_is_partner_of(comm, first + w, o);
+                w != o && lossynet_is_partner_of(comm, w, o);
     }
 }
 
-int exchange_open(struct exchange *e, const struct lossynet_comm *comm, int first, int local,
-                  int workers) {
-    const size_t K = lossynet_packets(comm), pairs = (size_t)local * (size_t)workers;
+int exchange_open(struct exchange *e, const struct lossynet_comm *comm, int workers) {
+    const size_t K = lossynet_packets(comm), pairs = (size_t)workers * (size_t)workers;
     e->packets = (struct backend_exchange){.packets = (uint32_t)K,
-                                           .workers = local,
+                                           .workers = workers,
                                            .owners = workers,
                                            .groups = lossynet_partners_of(comm, 0, NULL)};
     struct lossynet_packet_place *place = calloc(K, sizeof *place);
     struct backend_packet *packet = calloc(K, sizeof *packet);
     uint8_t *takes = calloc(pairs, sizeof *takes);
     e->partner = calloc((size_t)workers * (size_t)e->packets.groups, sizeof *e->partner);
-    e->gradient = calloc((size_t)local, sizeof *e->gradient);
-    e->residual = calloc((size_t)local, sizeof *e->residual);
-    if (place && packet && takes && e->partner && e->gradient && e->residual) {
-        fill(e, comm, first, place, packet, takes);
+    if (place && packet && takes && e->partner) {
+        fill(e, comm, place, packet, takes);
         e->packet = to_device(e->be, packet, K * sizeof *packet);
         e->takes = to_device(e->be, takes, pairs);
     }
@@ -132,6 +86,6 @@ int exchange_open(struct exchange *e, const struct lossynet_comm *comm, int firs
 void exchange_close(struct exchange *e) {
     if (e->packet) e->be->release(e->packet);
     if (e->takes) e->be->release(e->takes);
-    free(e->partner), free(e->gradient), free(e->residual);
+    free(e->partner);
     memset(e, 0, sizeof *e);
 }

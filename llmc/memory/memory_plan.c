@@ -22,7 +22,6 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.run.micro_batches = o->micro_batches;
     s.run.steps_alone = worker_steps_alone(o);
     s.run.narrow = o->net.wire_dtype != LOSSYNET_FLOAT32;
-    s.run.blocks = o->net.wire_dtype >= LOSSYNET_INT8;
     s.run.changes = o->meet != NULL;
     s.batch = o->batch;
     s.seq = seq;
@@ -47,6 +46,10 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
 
 static struct placement placement(const struct memory_plan_settings *s) {
     return placement_of(&s->run);
+}
+
+static bool carries(const struct memory_plan_settings *s) {
+    return s->saving.carries && !s->run.device;
 }
 
 static int local_of(const struct memory_plan_settings *s) { /* workers of a rank */
@@ -206,8 +209,7 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
     const double owned = 1.0 / s->run.ranks;
     const double stale = s->saving.stale * 4 * e->parameters * (replicas_of(s) - owned);
     return hf_model_bytes_of_rank(c, s->saving.shard_bytes, s->saving.rank, s->run.ranks) +
-           e->line[LINE_OPTIMIZER] + stale +
-           (s->run.carries[s->run.device] ? 2 * e->parameters * local_of(s) : 0) +
+           e->line[LINE_OPTIMIZER] + stale + (carries(s) ? 2 * e->parameters * local_of(s) : 0) +
            e->line[LINE_AHEAD];
 }
 
@@ -248,7 +250,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
     const double received = p.copy_bytes == 2 ? 2 * sizes.owned * (groups_of(s, &shortest) - 1) : 0;
-    e.network_bytes = fmax(s->network_bytes - e.line[LINE_LOST] - received, 0);
+    e.network_bytes = fmax(s->network_bytes - received, 0);
     e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes =
         (double)activations_bytes(config, bf16 ? 2 : 4, s->batch, s->seq, p.trains, s->recompute) *
@@ -290,7 +292,7 @@ double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
     const double P = (double)config_parameters(config), N = s->run.workers;
     int shortest, groups = groups_of(s, &shortest);
-    const double carried = s->run.carries[s->run.device] ? N * 2 * P : 0;
+    const double carried = carries(s) ? N * 2 * P : 0;
     return 4 * P + 8 * P * (s->run.steps_alone ? N : 1) + s->saving.stale * (groups - 1) * 4 * P +
            carried;
 }
@@ -336,8 +338,6 @@ void memory_plan_print_memory(const struct llama_config *config,
                s->owners.largest * s->run.workers / e.parameters);
     if (p.has[ARRAY_AHEAD])
         line("values ahead", e.line[LINE_AHEAD], "of the 1/N it owns, broadcast (--lead)");
-    if (e.line[LINE_LOST] > 0)
-        line("lost gradients", e.line[LINE_LOST], "bf16, added to the next (--carry)");
     if (!s->run.device) line("network", e.network_bytes, "gradients that others send it");
     if (!staged) line("evaluation, saving", e.line[LINE_MODEL], "the owners' shards put together");
     if (!s->run.device)
@@ -380,8 +380,8 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
     memory_plan_print_memory(config, s);
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
-         s->run.carries[s->run.device] ? "with stale packets and lost gradients"
-                                       : "of all workers, stale packets too");
+         carries(s) ? "with stale packets and lost gradients"
+                    : "of all workers, stale packets too");
     if (s->run.workers % group_of(s))
         printf(
             "\nSent or received per worker and step, as %s, most by a member of the last group\n",

@@ -20,6 +20,7 @@ struct memory_plan_wire {           /* what is sent */
 struct memory_plan_saving { /* what leaves the vectors, and what files hold */
     double stale;           /* share of a replica that is stale */
     bool exact;             /* every replica is the model, unless owners lead */
+    bool carries;           /* on a CPU, lost gradients (--carry) */
     bool gathers;           /* the model is put together from its owners, to evaluate or to save */
     bool saves;             /* it saves checkpoints, from copies in memory */
     double shard_bytes;

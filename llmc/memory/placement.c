@@ -11,21 +11,17 @@ static int slots_of(int layers) {
 struct placement placement_of(const struct placement_run *r) {
     struct placement p = {.trains = !r->evaluates, .steps_alone = r->steps_alone};
     const bool bf16 = r->dtype == DTYPE_BF16, owners = !r->steps_alone;
-    const bool carries = r->carries[r->device], one = r->workers == r->ranks;
+    const bool one = r->workers == r->ranks;
     const bool staged = r->device && r->ranks > 1, shares = r->group > 1 && one;
     const bool leads = p.trains && r->leads;
     /* Not if ranks may change, since they hand over float32 replicas. */
     const bool masters = staged && bf16 && one && owners && !r->changes && p.trains;
     p.way = shares ? WAY_SHARED : staged ? WAY_STAGED : WAY_IN_PLACE;
-    /* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
-    const bool sends_bf16 = r->device && bf16 && owners && r->workers > 1 && r->narrow;
-    p.rounds_to_bf16 = sends_bf16 && !(carries && r->group > 1) ? ROUNDS_ALL : ROUNDS_NOTHING;
-    const bool narrow = masters && p.rounds_to_bf16, residual = r->device && carries && p.trains;
+    p.rounds_to_bf16 = r->device && bf16 && owners && r->workers > 1 && r->narrow;
+    const bool narrow = masters && p.rounds_to_bf16;
     p.copy_bytes = narrow ? 2 : 4;
-    if (p.rounds_to_bf16 && residual && !r->blocks) p.rounds_to_bf16 = ROUNDS_OWN;
-    /* A step with several micro-batches adds them up in the whole gradient. With --carry, the
-     * residual is taken from the whole gradient, too. */
-    if (masters && r->micro_batches <= 1 && !carries) p.slots = slots_of(r->layers);
+    /* A step with several micro-batches adds them up in the whole gradient. */
+    if (masters && r->micro_batches <= 1) p.slots = slots_of(r->layers);
     if (shares && staged && owners && p.trains) p.copy_slots = slots_of(r->layers);
     const bool has[ARRAYS] = {
         [ARRAY_PARAMS] = !masters,
@@ -37,7 +33,6 @@ struct placement placement_of(const struct placement_run *r) {
         [ARRAY_M] = p.trains,
         [ARRAY_V] = p.trains,
         [ARRAY_AHEAD] = leads,
-        [ARRAY_RESIDUAL] = residual,
         /* A gradient's memory is free while a float32 model is put together. */
         [ARRAY_MODEL] = r->workers > 1 && !(staged && p.trains && !masters),
         [ARRAY_COMM_PARAMS] = staged,

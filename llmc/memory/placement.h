@@ -30,9 +30,8 @@ enum array {
     ARRAY_AVERAGE, /* the averaged gradient of the worker's shards */
     ARRAY_M,       /* the moments of AdamW */
     ARRAY_V,
-    ARRAY_AHEAD,    /* values of the worker's shards that are ahead of the model (--lead) */
-    ARRAY_RESIDUAL, /* gradients that were lost (--carry) */
-    ARRAY_MODEL,    /* the owners' shards put together; with masters one bucket, on the host */
+    ARRAY_AHEAD, /* values of the worker's shards that are ahead of the model (--lead) */
+    ARRAY_MODEL, /* the owners' shards put together; with masters one bucket, on the host */
     /* in the host's memory: what the network reads and writes */
     ARRAY_COMM_PARAMS,
     ARRAY_COMM_GRADS,
@@ -53,10 +52,8 @@ struct placement_run { /* what decides */
     bool evaluates;   /* no gradients, no optimizer */
     bool steps_alone; /* every worker runs AdamW on all parameters (rps, naive) */
     bool changes;     /* ranks may die and join (--meet) */
-    bool carries[2];  /* --carry: on a CPU, on a device */
     bool leads;       /* owners keep values ahead of the model, which they broadcast (--lead) */
     bool narrow;      /* elements of packets of gradients are narrower than float32 */
-    bool blocks;      /* ... and of integers with a scale */
 };
 
 enum way {
@@ -65,15 +62,12 @@ enum way {
     WAY_SHARED
 }; /* from a rank's vectors to the network: comm/port.h */
 
-enum placement_rounds { ROUNDS_NOTHING, ROUNDS_ALL, ROUNDS_OWN };
-
 struct placement {
     enum way way;
     bool trains, steps_alone;
     /* A device rounds gradients to bfloat16 when backward finishes them, so that the same values are
-     * sent wherever workers run. ROUNDS_OWN: only the worker's shards: the rest is rounded when it is
-     * sent, and the residual keeps the error. */
-    enum placement_rounds rounds_to_bf16;
+     * sent wherever workers run. */
+    bool rounds_to_bf16;
     int copy_bytes;   /* of an element of the network's copies: 2 (bfloat16) or 4 */
     int slots;        /* of a gradient (param_layout.h); 0: the whole gradient */
     int copy_slots;   /* the same in the host's memory that a group's ranks share (port_shared.c) */

@@ -13,7 +13,6 @@ static const size_t member_of[ARRAYS] = {
     [ARRAY_M] = offsetof(struct worker, m),
     [ARRAY_V] = offsetof(struct worker, v),
     [ARRAY_AHEAD] = offsetof(struct worker, ahead),
-    [ARRAY_RESIDUAL] = offsetof(struct worker, residual),
     [ARRAY_COMM_PARAMS] = offsetof(struct worker, comm_params),
     [ARRAY_COMM_GRADS] = offsetof(struct worker, comm_grads),
     [ARRAY_COMM_MASTER] = offsetof(struct worker, comm_master),

@@ -41,10 +41,6 @@ struct worker {
     /* The values of the worker's shards extrapolated ahead of the model, and the copy that the
      * network broadcasts (lossynet's lead.c), in the order of m and v. NULL: not needed. */
     float *ahead, *comm_ahead;
-    /* The residual, on a device: gradients that were lost, in bfloat16. NULL: lossynet keeps it, or
-     * there is none. */
-    uint16_t *residual;
-    float carried; /* the share of the residual that is added to the next gradient (--carry) */
 };
 
 /* The elements of the arrays of a worker whose shards have `owned` elements. */

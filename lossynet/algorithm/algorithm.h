@@ -374,20 +374,18 @@ struct ln_feedback {
     float share;
     float *mass; /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL: no
                     error feedback */
-    /* [V][elements]: gradients that were lost, and what rounding took away; NULL: the
-     * caller keeps residuals, see `apart`. bfloat16. In a long outage a residual grows to hundreds of
+    /* [V][elements]: gradients that were lost, and what rounding took away. bfloat16. In a long outage a residual grows to hundreds of
      * gradients, and to nearest it would not grow beyond 256 times what is added. So what is lost
      * is rounded at random, with numbers that depend on (seed, step, worker, element). */
     uint16_t *residual;
     uint64_t step; /* whose packets senders are told about */
-    struct lossynet_residuals apart;
-    int *added; /* [V]: buckets of the present vector to which the residual is added */
+    int *added;    /* [V]: buckets of the present vector to which the residual is added */
     struct lossynet_lateness *late; /* [V]: of the last phase's averages */
     bool *alone; /* [N]: the worker had no gradient in the last phase and sent its residual alone */
 };
 
-/* Failures are only noted in pool.out_of_memory. apart may be NULL. */
-void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart);
+/* Failures are only noted in pool.out_of_memory. */
+void ln_feedback_open(struct lossynet_comm *comm);
 
 /* ---- error feedback without waiting (unconfirmed.c) ----
  * v: a local worker, 0 ... V-1. packet: index in `held`. */

@@ -25,12 +25,9 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-void ln_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart) {
+void ln_feedback_open(struct lossynet_comm *comm) {
     size_t local = (size_t)comm->workers.local;
-    if (apart)
-        comm->feedback.apart = *apart;
-    else
-        COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
+    COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
     COMM_TAKE(comm, comm->feedback.mass, ln_links(comm, true));
     COMM_TAKE(comm, comm->feedback.added, local);
     COMM_TAKE(comm, comm->feedback.late, local);
@@ -70,21 +67,13 @@ void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
 }
 
 void ln_feedback_save(const struct lossynet_comm *comm, int v, void *out) {
-    const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
-    if (comm->feedback.residual)
-        memcpy(out, comm->feedback.residual + (size_t)v * n, n * sizeof(uint16_t));
-    else
-        apart->save(apart->context, comm->workers.first + v, out);
+    memcpy(out, comm->feedback.residual + (size_t)v * n, n * sizeof(uint16_t));
 }
 
 void ln_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
-    const struct lossynet_residuals *apart = &comm->feedback.apart;
     const size_t n = comm->partition.elements;
-    if (comm->feedback.residual)
-        memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(uint16_t));
-    else
-        apart->load(apart->context, comm->workers.first + v, in);
+    memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(uint16_t));
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_load(comm, v);
 }
 
@@ -177,13 +166,8 @@ void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
-        if (comm->feedback.residual && !comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
+        if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
     }
-    const struct lossynet_residuals *apart = &comm->feedback.apart;
-    for (int v = 0; v < comm->workers.local && apart->keep; v++)
-        comm->resources.keys[v] = ln_residual_lots(comm, v);
-    if (apart->keep)
-        apart->keep(apart->context, comm->arrivals.acked[LOSSYNET_GRADIENT], comm->resources.keys);
     if (comm->feedback.unconfirmed.on) ln_unconfirmed_keep(comm, vectors);
 }

@@ -93,7 +93,7 @@ static void look_at_lost(const struct lossynet_comm *comm, int v, int owner, con
 }
 
 void ln_not_finite_look_at_lost(const struct lossynet_comm *comm, float *const *vectors) {
-    if (!comm->feedback.mass || comm->resources.memory.copy) return;
+    if (!comm->feedback.mass) return;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++)
         for (int i = 0; i < comm->workers.local; i++)

@@ -68,31 +68,26 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     }
 }
 
-/* The same with the caller's functions, for all workers at once: if the host cannot access vectors,
- * or if the caller keeps the residuals. */
+/* The same with the caller's function, for all workers at once: if the host cannot access vectors. */
 static void round_there(const struct lossynet_comm *comm, lossynet_phase phase,
                         float *const *vectors) {
-    const struct lossynet_residuals *apart = &comm->feedback.apart;
     const struct lossynet_memory *memory = &comm->resources.memory;
-    const int bits = ln_wire_bits(comm, phase);
     uint64_t *keys = comm->resources.keys;
     bool random = false;
     for (int v = 0; v < comm->workers.local; v++) {
         const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, 0);
         keys[v] = r.key, random = r.random;
     }
-    if (phase == LOSSYNET_GRADIENT && apart->round)
-        apart->round(apart->context, bits, keys);
-    else if (memory->round)
-        memory->round(memory->context, vectors, bits, random ? keys : NULL);
+    memory->round(memory->context, vectors, ln_wire_bits(comm, phase), random ? keys : NULL);
 }
 
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                      bool remote) {
-    const bool apart = phase == LOSSYNET_GRADIENT && comm->feedback.apart.round;
-    if (!ln_has_bf16(&comm->partition)) return;
-    if (!remote && (apart || ln_rounds_vectors(comm))) round_there(comm, phase, vectors);
-    if (comm->resources.memory.round || (apart && remote) || !ln_rounds_vectors(comm)) return;
+    if (!ln_rounds_vectors(comm)) return;
+    if (comm->resources.memory.round) {
+        if (!remote) round_there(comm, phase, vectors);
+        return;
+    }
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         for (int owner = 0; owner < comm->workers.count; owner++) {

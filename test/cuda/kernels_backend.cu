@@ -284,15 +284,13 @@ template <typename T> struct operations {
                           (const float *)weights.memory, N, n, packet, 0);
         finish();
     }
-    static void exchange_round(const struct backend_exchange *e, float *const *vector,
-                               uint16_t *const *error, int bits, const uint64_t *key) {
+    static void exchange_round(const struct backend_exchange *e, float *const *vector, int bits,
+                               const uint64_t *key) {
         const size_t V = (size_t)e->workers;
-        workspace vectors(V * sizeof *vector), errors(V * sizeof *error), keys(V * sizeof *key);
+        workspace vectors(V * sizeof *vector), keys(V * sizeof *key);
         copy(vectors.memory, vector, vectors.bytes);
-        if (error) copy(errors.memory, error, errors.bytes);
         if (key) copy(keys.memory, key, keys.bytes);
-        cuda_exchange_round(e, (float *const *)vectors.memory,
-                            error ? (bfloat16 *const *)errors.memory : NULL, bits,
+        cuda_exchange_round(e, (float *const *)vectors.memory, bits,
                             key ? (const uint64_t *)keys.memory : NULL, 0);
         finish();
     }

@@ -34,12 +34,11 @@ def same(one, other, tolerance, *fields):
             f"{field}: {one[field]}, expected {other[field]}"
 
 
-@pytest.mark.parametrize("algorithm, wire, carry", [
-    ("lossy", "float32", 0), ("rps", "float32", 0), ("naive", "float32", 0), ("lossy", "bf16", 0),
-    ("lossy", "float32", 0.7), ("lossy", "bf16", 1), ("lossy", "int8", 1), ("lossy", "int8", 0), ("lossy", "int6", 0.7)])
-def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
+@pytest.mark.parametrize("algorithm, wire", [
+    ("lossy", "float32"), ("rps", "float32"), ("naive", "float32"), ("lossy", "bf16"), ("lossy", "int8"), ("lossy", "int6")])
+def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire):
     options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2", "--seq=32",
-               f"--wire-dtype={wire}", f"--carry={carry}", "--steps=3"]
+               f"--wire-dtype={wire}", "--carry=0", "--steps=3"]
     steps, evaluation, shown = train(data, tmp_path / "device", "--device=cuda",
                                      "--dtype=float32", *options)
     expected, expected_evaluation, _ = train(data, tmp_path / "cpu", "--device=cpu", *options)
@@ -189,18 +188,17 @@ def test_ranks_that_share_a_gpu_share_its_memory(data):
     assert status == 0 and "2 processes, emulated" in out
 
 
-@pytest.mark.parametrize("algorithm, link, wire, carry", [
-    ("lossy", "mpi", "float32", 0), ("lossy", "udp", "float32", 0), ("lossy", "udp", "bf16", 0.7),
-    ("rps", "mpi", "float32", 0), ("naive", "mpi", "float32", 0), ("reliable", "mpi", "float32", 0),
-    ("reliable", "mpi", "bf16", 0), ("lossy", "udp", "float32", 0.7), ("lossy", "mpi", "int8", 1),
-    ("lossy", "udp", "int8", 0), ("lossy", "mpi", "int8", 0.7), ("lossy", "udp", "int4", 1),
-    ("reliable", "mpi", "int4", 0)])
-def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, carry):
+@pytest.mark.parametrize("algorithm, link, wire", [
+    ("lossy", "mpi", "float32"), ("lossy", "udp", "float32"), ("lossy", "udp", "bf16"),
+    ("rps", "mpi", "float32"), ("naive", "mpi", "float32"), ("reliable", "mpi", "float32"),
+    ("reliable", "mpi", "bf16"), ("lossy", "udp", "int8"), ("lossy", "mpi", "int8"), ("lossy", "udp", "int4"),
+    ("reliable", "mpi", "int4")])
+def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire):
     """Three ranks with a GPU each, whose vectors the network reads in the host's memory, give the same
     numbers as three workers of one rank, which exchange on the device. (Emulated streams run their
     work as late as they may.)"""
     options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3",
-               f"--wire-dtype={wire}", f"--carry={carry}"]
+               f"--wire-dtype={wire}"]
     one = train(data, tmp_path / "one", *options)
     done = succeed(f"--model={data}/model", f"--train={data}/train.bin", f"--val={data}/val.bin",
                    "--workers=3", "--batch=1", "--seq=16", "--steps=2", "--lr=3e-3", "--seed=5",
@@ -214,8 +212,14 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, 
     same(events(log, "eval")[0], one[1], 1e-6, "val_loss", "replica_val_loss")
 
 
-@pytest.mark.parametrize("options", [[], ["--carry=1", "--wire-dtype=int8"], ["--carry=1", "--wire-dtype=bf16"],
-                                     ["--wire-dtype=int4", "--repair=1"]],
+@pytest.mark.parametrize("device, status", [("cuda", 2), ("auto", 1)])
+def test_a_gpu_keeps_no_lost_gradients(data, device, status):
+    done = run(f"--model={data}/model", f"--train={data}/train.bin", "--workers=2", "--steps=1", f"--device={device}",
+               "--carry=1", program=EMULATED)
+    assert done.returncode == status and "--carry: expected --device cpu" in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--wire-dtype=int8"], ["--wire-dtype=bf16"], ["--wire-dtype=int4", "--repair=1"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_groups_of_devices(data, tmp_path, options):
     """Four workers in groups of two give the same bits in one process; in two processes with a GPU and a
@@ -237,10 +241,9 @@ def test_groups_of_devices(data, tmp_path, options):
             same(one, other, 1e-6, *(fields & one.keys()))
 
 
-@pytest.mark.parametrize("dtype, modes, carry, wire", [("float32", ["late", "others", "soon"], 1, "float32"),
-                                                       ("bf16", ["others"], 0, "float32"),
-                                                       ("float32", ["soon"], 1, "int8")])
-def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry, wire):
+@pytest.mark.parametrize("dtype, modes, wire", [("float32", ["late", "others", "soon"], "float32"),
+                                                ("bf16", ["others"], "float32"), ("float32", ["soon"], "int8")])
+def test_overlap_changes_nothing(data, tmp_path, dtype, modes, wire):
     """Buckets are sent during backward and received during forward, whichever of the device's streams is
     ahead. The bits are the same as without overlap. There are two workers in each rank, and two
     micro-batches, of which only the last one's gradients are sent. An evaluation in between needs all
@@ -251,8 +254,7 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry, wire):
         succeed(f"--model={data}/model", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4",
                 "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3", "--seed=5", "--micro-batches=2",
                 "--packet-bytes=512", "--eval-sequences=4", "--eval-every=2", "--link=udp",
-                "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}", f"--carry={carry}",
-                f"--wire-dtype={wire}",
+                "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}", f"--wire-dtype={wire}",
                 *([] if mode else ["--no-overlap"]), program=EMULATED, ranks=2,
                 environment={"EMULATED_STREAMS": mode or "late"})
         logs.append(events(log, "step") + events(log, "eval"))
@@ -264,16 +266,16 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry, wire):
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
-@pytest.mark.parametrize("algorithm, wire, carry", [("lossy", "float32", 0), ("lossy", "bf16", 1),
-                                                    ("lossy", "int4", 1), ("naive", "float32", 0)])
-def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
-    """Moments, lost gradients and stale packets are read from the device for a checkpoint. A resumed run
+@pytest.mark.parametrize("algorithm, wire", [("lossy", "float32"), ("lossy", "bf16"), ("lossy", "int4"),
+                                             ("naive", "float32")])
+def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, ranks):
+    """Moments and stale packets are read from the device for a checkpoint. A resumed run
     copies them back to it and, with several ranks, to the memory that the network reads."""
     def steps(out, count, *more):
         succeed(f"--model={data}/model", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
                 "--batch=1", "--seq=16", f"--steps={count}", "--lr=3e-3", "--lr-final=1",
                 "--warmup=0", "--packet-bytes=512", f"--algorithm={algorithm}",
-                "--loss-rate=0.3", f"--wire-dtype={wire}", f"--carry={carry}", f"--out={out}", *more, program=EMULATED,
+                "--loss-rate=0.3", f"--wire-dtype={wire}", f"--out={out}", *more, program=EMULATED,
                 ranks=ranks)
         return {event["step"]: event for event in events(out / "log.jsonl", "step")}
 

@@ -47,23 +47,21 @@ def train(data, out, ranks, *more, streams="late", peers="all", more_environment
     ("others", 3, ["--loss-rate=0.3"]),
     ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--repair=1"]),
     ("late", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--no-overlap", "--lead=off"]),
-    ("late", 3, ["--loss-rate=0.3", "--carry=1", "--wire-dtype=int8"]),
-    ("others", 3, ["--loss-rate=0.3", "--carry=1", "--wire-dtype=bf16"]),
     ("others", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--micro-batches=2"]),
     ("late", 3, ["--algorithm=reliable", "--link=mpi", "--wire-dtype=bf16"]),
     ("late", 3, ["--loss-rate=0.3", "--shard-size=4e-5"]),
     ("others", 4, ["--loss-rate=0.3", "--group=2", "--shard-size=8e-5"]),
     ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16"]),
     ("soon", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16", "--micro-batches=2"]),
-    ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=int6", "--carry=0.9"]),
+    ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=int6"]),
     ("late", 4, ["--algorithm=reliable", "--link=mpi", "--group=4", "--wire-dtype=bf16"]),
     ("others", 3, ["--loss-rate=0.3", "--wire-dtype=int8"]),
-    ("late", 3, ["--loss-rate=0.3", "--wire-dtype=int6", "--carry=1"]),
+    ("late", 3, ["--loss-rate=0.3", "--wire-dtype=int6"]),
     ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=int8", "--micro-batches=2", "--repair=1"]),
     ("others", 4, ["--loss-rate=0.3", "--wire-dtype=int8", "--group=2"]),
-    ("late", 4, ["--loss-rate=0.3", "--wire-dtype=int4", "--group=2", "--carry=0.9"]),
+    ("late", 4, ["--loss-rate=0.3", "--wire-dtype=int4", "--group=2"]),
     ("others", 3, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16"]),
-    ("late", 3, ["--loss-rate=0.3", "--group=2", "--wire-dtype=int8", "--carry=0.9"]),
+    ("late", 3, ["--loss-rate=0.3", "--group=2", "--wire-dtype=int8"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
 def test_as_in_one_process(data, tmp_path, streams, workers, options):
     """The bits are the same as in one process, where whole float32 replicas and gradients are on the
@@ -97,7 +95,7 @@ def test_averages_while_the_gpu_computes(data, tmp_path, workers, options):
 @pytest.mark.parametrize("streams", ["late", "others"])
 def test_a_device_that_reads_pageable_memory(data, tmp_path, streams):
     """Then a copy reads memory of the host when it runs, pinned or not."""
-    options = ["--workers=4", "--group=2", "--steps=3", "--loss-rate=0.3", "--carry=0.9"]
+    options = ["--workers=4", "--group=2", "--steps=3", "--loss-rate=0.3"]
     several = train(data, tmp_path / "several", 4, *options, streams=streams,
                     more_environment={"EMULATED_PAGEABLE": "1"})
     assert several == train(data, tmp_path / "one", 0, *options)
@@ -125,11 +123,10 @@ def test_a_node_uploads_a_parameter_once(data, tmp_path, wire, element):
     assert uploaded["none"] - uploaded["all"] == (size - 1) * (steps - 1) * element * SMALL
 
 
-@pytest.mark.parametrize("carry", [0, 1])
-def test_two_workers_in_each_rank(data, tmp_path, carry):
+def test_two_workers_in_each_rank(data, tmp_path):
     """With two workers in a rank there are no separate master weights, and float32 copies in the host's
     memory. The bits are the same as in one process."""
-    options = ["--workers=4", "--steps=3", "--loss-rate=0.3", "--wire-dtype=int8", f"--carry={carry}"]
+    options = ["--workers=4", "--steps=3", "--loss-rate=0.3", "--wire-dtype=int8"]
     assert train(data, tmp_path / "two", 2, *options) == train(data, tmp_path / "one", 0, *options)
 
 
@@ -165,7 +162,7 @@ def test_begins_with_a_model(data, tmp_path):
     assert train(data, tmp_path / "several", 4, *options) == one
 
 
-@pytest.mark.parametrize("options", [["--wire-dtype=bf16"], ["--micro-batches=2"], ["--carry=1"],
+@pytest.mark.parametrize("options", [["--wire-dtype=bf16"], ["--micro-batches=2"],
                                      ["--algorithm=naive"], ["--wire-dtype=float32"],
                                      ["--group=2", "--wire-dtype=float32"],
                                      ["--group=2", "--wire-dtype=bf16"], ["--wire-dtype=int8"],

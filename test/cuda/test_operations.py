@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.spread, pytest.mark.takes(60)]
 EMULATED = BUILD / "emulated" / "train_llama2"
 DEFAULT = ["--loss-rate=0.2"]  # int6, lost packets again: all phases
 SETTINGS = {"default": DEFAULT, "plain": ["--plain", "--loss-rate=0.2"], "reliable": ["--algorithm=reliable"],
-            "carry": ["--loss-rate=0.3", "--carry=1", "--wire-dtype=int8"], "groups": DEFAULT + ["--group=2"]}
+            "int8": ["--loss-rate=0.3", "--wire-dtype=int8"], "groups": DEFAULT + ["--group=2"]}
 
 
 @pytest.fixture(scope="module")

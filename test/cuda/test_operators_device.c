@@ -54,8 +54,6 @@ int main(void) {
         cmocka_unit_test_setup(test_weighted_sum_pinned, setup),
         cmocka_unit_test_setup(test_weighted_sum_pinned_bf16, setup),
         cmocka_unit_test_setup(test_copies_that_round, setup),
-        cmocka_unit_test_setup(test_add_residual, setup),
-        cmocka_unit_test_setup(test_exchange_keep, setup),
         cmocka_unit_test_setup(test_same_bits_when_called_again, setup),
     };
     int failures = 0;

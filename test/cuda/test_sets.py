@@ -57,7 +57,7 @@ def train(data, out, sets, streams, *more, ranks=0, fault=""):
 
 @pytest.mark.parametrize("more, most", [
     ([], 8), (["--micro-batches=3"], 8), (["--group=2"], 4), (["--group=2", "--micro-batches=2", "--dtype=float32"], 4),
-    (["--carry=1", "--wire-dtype=int8"], 8), (["--algorithm=rps"], 8), (["--recompute=block"], 8)],
+    (["--wire-dtype=int8"], 8), (["--algorithm=rps"], 8), (["--recompute=block"], 8)],
                          ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else "")
 def test_sets_do_not_change_bits(data, tmp_path, more, most):
     runs = [train(data, tmp_path / f"{sets}.{streams}", sets, streams, "--steps=3", *more)

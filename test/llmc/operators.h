@@ -106,8 +106,6 @@ void test_weights_are_rounded(void **state); /* the CPU's */
 void test_weighted_sum_pinned(void **state); /* a device's, and these two */
 void test_weighted_sum_pinned_bf16(void **state);
 void test_copies_that_round(void **state);
-void test_add_residual(void **state);
-void test_exchange_keep(void **state);
 
 /* ---- every operation once (operators_bits.c) ------------------------------------------------- */
 

@@ -156,24 +156,6 @@ void test_copies_that_round(void **state) {
     }
 }
 
-/* To the last bit: product and sum are each rounded. */
-void test_add_residual(void **state) {
-    (void)state;
-    const size_t sizes[] = {1, 10, 1000, 4100, 100003};
-    for (int s = 0; s < LENGTH(sizes); s++) {
-        if (too_large(sizes[s])) continue;
-        struct array residual = array_random(sizes[s], 1, BFLOAT16);
-        struct array vector = array_random(sizes[s], 1, FLOAT32);
-        for (size_t j = 0; j < sizes[s]; j++) {
-            const volatile float share = 0.7f * (float)residual.reference[j]; /* rounded */
-            vector.reference[j] = (float)vector.reference[j] + share;
-        }
-        subject.backend->add_residual(vector.value, residual.value, 0.7f, sizes[s]);
-        assert_close(&vector, "add_residual", 0, 0);
-        array_free(&residual), array_free(&vector);
-    }
-}
-
 void test_gather(void **state) {
     (void)state;
     enum { MOST = 1000, FROM = 20000, VECTORS = 3 };

@@ -90,7 +90,6 @@ static int live(struct life *l) {
     const struct placement_run run = {.ranks = l->ranks,
                                       .workers = d->workers,
                                       .changes = true,
-                                      .carries = {comm_carry(&l->options, l->ranks, false) > 0},
                                       .leads = comm_leads(&l->options, d->workers)};
     d->placement = placement_of(&run);
     if (data_parallel_open(d) || handover_give(&l->state, d, &l->place, &l->report)) return -1;

@@ -1,5 +1,5 @@
-/* elsewhere.h — struct lossynet_memory and struct lossynet_residuals for tests: they do on the host,
- * from the places of packets alone, what a device does.
+/* elsewhere.h — struct lossynet_memory for tests: it does on the host, from the places of packets alone,
+ * what a device does.
  */
 #ifndef TEST_LOSSYNET_ELSEWHERE_H
 #define TEST_LOSSYNET_ELSEWHERE_H
@@ -11,8 +11,6 @@ struct elsewhere {
     struct lossynet_packet_place *packet; /* [packets] */
     size_t packets;
     int workers, calls[3]; /* of round, average, broadcast */
-    float **vectors;       /* of residuals; and their elements */
-    uint16_t *const *residual;
 };
 
 /* Call it when the comm is open, and before its first phase. */
@@ -104,43 +102,6 @@ static inline struct lossynet_memory elsewhere_memory(struct elsewhere *e) {
                                     elsewhere_broadcast,
                                     elsewhere_copy,
                                     elsewhere_gather};
-}
-
-/* ---- residuals ---- */
-
-static inline void elsewhere_round_residuals(void *context, int bits, const uint64_t *key) {
-    struct elsewhere *e = (struct elsewhere *)context;
-    for (int w = 0; w < e->workers; w++)
-        for (size_t k = 0; k < e->packets; k++) {
-            const struct lossynet_packet_place *p = &e->packet[k];
-            float *x = e->vectors[w] + p->element, *before = (float *)malloc(p->count * sizeof *x);
-            if (!elsewhere_takes(e, w, k)) {
-                free(before);
-                continue;
-            }
-            memcpy(before, x, p->count * sizeof *x);
-            elsewhere_rounded(x, x, p, bits, &key[w]);
-            for (uint32_t j = 0; j < p->count; j++)
-                e->residual[w][p->element + j] = ln_bf16_narrow(before[j] - x[j]);
-            free(before);
-        }
-}
-
-/* With blocks, whose error the residual holds already. */
-static inline void elsewhere_keep(void *context, const uint8_t *arrived, const uint64_t *lots) {
-    const struct elsewhere *e = (const struct elsewhere *)context;
-    for (int w = 0; w < e->workers; w++)
-        for (size_t k = 0; k < e->packets; k++) {
-            const struct lossynet_packet_place *p = &e->packet[k];
-            if (!elsewhere_takes(e, w, k) || arrived[(size_t)w * e->packets + k]) continue;
-            for (size_t j = p->element; j < p->element + p->count; j++)
-                e->residual[w][j] = ln_bf16_keep_sum(
-                    ln_bf16_widen(e->residual[w][j]) + e->vectors[w][j], lots[w], j);
-        }
-}
-
-static inline struct lossynet_residuals elsewhere_residuals(struct elsewhere *e) {
-    return (struct lossynet_residuals){e, elsewhere_round_residuals, elsewhere_keep, NULL, NULL};
 }
 
 #endif

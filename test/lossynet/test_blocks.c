@@ -521,27 +521,22 @@ static void test_shards_of_many_blocks(void **state) {
     lossynet_close(comm);
 }
 
-/* ---- vectors and residuals that the host cannot touch ---- */
+/* ---- vectors that the host cannot touch ---- */
 
-/* The bits of vectors and residuals that are in the host's memory: averages, replicas, drift. */
+/* The bits of vectors that are in the host's memory: averages, replicas, drift. */
 static void test_elsewhere(void **state) {
     (void)state;
     for (int f = 0; f < FORMATS; f++) {
         float **x[2];
-        uint16_t residuals[WORKERS][ELEMENTS] = {{0}}, *rows[WORKERS];
-        for (int w = 0; w < WORKERS; w++) rows[w] = residuals[w];
         struct lossynet_comm *comm[2];
         struct lossynet_drift drift[2];
         for (int i = 0; i < 2; i++) {
             x[i] = take_vectors(WORKERS, ELEMENTS);
-            struct elsewhere e = {.vectors = x[i], .residual = rows};
+            struct elsewhere e = {0};
             const struct lossynet_memory memory = elsewhere_memory(&e);
-            const struct lossynet_residuals apart = elsewhere_residuals(&e);
             struct lossynet_settings settings = blocks_settings(formats[f].dtype, 0.3);
             settings.estimator = LOSSYNET_MEAN;
-            settings.error_feedback = true;
             settings.memory = i ? &memory : NULL;
-            settings.residuals = i ? &apart : NULL;
             comm[i] = open_alone(&settings);
             elsewhere_open(&e, comm[i], WORKERS);
             fill(x[i], 7);
@@ -549,20 +544,14 @@ static void test_elsewhere(void **state) {
             for (uint64_t step = 0; step < 4; step++) {
                 lossynet_step_begin(comm[i], step);
                 fill(x[i], 8 + step);
-                for (int w = 0; w < WORKERS && i; w++)
-                    for (size_t e = 0; e < ELEMENTS; e++)
-                        x[i][w][e] += ln_bf16_widen(residuals[w][e]);
                 assert_int_equal(lossynet_reduce(comm[i], x[i], false), LOSSYNET_OK);
                 assert_int_equal(lossynet_broadcast(comm[i], x[i], false), LOSSYNET_OK);
                 assert_int_equal(lossynet_drift_measure(comm[i], x[i], &drift[i]), LOSSYNET_OK);
             }
             free(e.packet);
         }
-        for (int w = 0; w < WORKERS; w++) {
-            const uint16_t *inside = comm[0]->feedback.residual + (size_t)w * ELEMENTS;
+        for (int w = 0; w < WORKERS; w++)
             assert_memory_equal(x[0][w], x[1][w], ELEMENTS * sizeof *x[0][w]);
-            assert_memory_equal(inside, residuals[w], ELEMENTS * sizeof *inside);
-        }
         assert_true(drift[0].pair == drift[1].pair && drift[0].pair > 0);
         for (int i = 0; i < 2; i++) {
             free_vectors(x[i]);
@@ -583,17 +572,15 @@ static void refuse(const struct lossynet_settings *settings, const char *expecte
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_memory memory = elsewhere_memory(NULL);
-    struct lossynet_residuals residuals = elsewhere_residuals(NULL);
-    memory.round = NULL, residuals.round = NULL;
+    memory.round = NULL;
     struct lossynet_settings settings = blocks_settings(LOSSYNET_INT8, 0);
     settings.memory = &memory;
     refuse(&settings, "vectors outside the host's memory: expected all functions");
-    settings.memory = NULL;
-    settings.error_feedback = true;
-    settings.residuals = &residuals;
-    refuse(&settings, "int8, residuals that are kept apart: expected their function round");
+    memory = elsewhere_memory(NULL);
+    settings.error_feedback = true, settings.estimator = LOSSYNET_MEAN;
+    refuse(&settings, "carry: expected vectors in the host's memory");
     settings.error_feedback = false;
-    settings.residuals = NULL;
+    settings.memory = NULL;
     settings.packet_bytes = 32;
     refuse(&settings, "packet size 32 bytes: expected at least 36, for a block of wire dtype int8");
     settings.packet_bytes = 36;

@@ -73,17 +73,16 @@ SETTINGS = {
 }
 # The same on the emulated device, one number of ranks each: the first, the second, the third, the first ...
 # What a rank keeps on a device depends on its number of workers, and so do roundings of bf16.
-DEVICE = {name: SETTINGS[name] for name in (
-    "default", "paper", "lead, carry, repair", "carry", "reliable", "rps", "naive", "bf16",
-    "int8, carry, repair", "int4, carry", "dtype bf16", "groups", "late ranks")}
-DEVICE["late ranks"] = {**DEVICE["late ranks"], "carry": 0}  # with carry, vectors must be in host memory
+# A device keeps no lost gradients.
+DEVICE = {name.replace(", carry", ""): {**SETTINGS[name], "carry": 0 if "carry" in SETTINGS[name] else "auto"}
+          for name in ("default", "paper", "lead, carry, repair", "reliable", "rps", "naive", "bf16",
+                       "int8, carry, repair", "int4, carry", "dtype bf16", "groups", "late ranks")}
 # Other numbers of workers, in all on one device or on two; a number of ranks is not an option of the program.
 DEVICE |= {
     "16 workers": {"loss-rate": 0.2, "dtype": "bf16", "workers": 16},
-    "7 workers, groups of 3, carry": {**LEAD, "dtype": "bf16", "workers": 7, "group": 3, "carry": 1,
-                                      "wire-dtype": "int8"},
+    "7 workers, groups of 3": {**LEAD, "dtype": "bf16", "workers": 7, "group": 3, "wire-dtype": "int8"},
     "5 workers, micro-batches": {**LEAD, "dtype": "bf16", "workers": 5, "micro-batches": 3, "repair": 1},
-    "6 workers on two devices": {**LEAD, "dtype": "bf16", "workers": 6, "carry": 1, "wire-dtype": "int6",
+    "6 workers on two devices": {**LEAD, "dtype": "bf16", "workers": 6, "wire-dtype": "int6",
                                  "ranks": 2},
 }
 SETTINGS["dtype bf16"] = {**SETTINGS["dtype bf16"], "seq": 64}  # the CPU's tiles are this long

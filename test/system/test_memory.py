@@ -103,9 +103,6 @@ def test_nobody_needs_the_whole_model_to_save_it():
     assert shards["copy to save"] == pytest.approx(shard + state, abs=0.002)
     assert one["host's total"] - shards["host's total"] == pytest.approx(whole - shard, abs=0.002)
     assert shards["a checkpoint"] == one["a checkpoint"]
-    carried = table(*options, "--carry=1")  # lost gradients: bf16, in the copy and on the device
-    assert carried["copy to save"] - shards["copy to save"] == pytest.approx(whole / 2, abs=0.002)
-    assert carried["lost gradients"] == pytest.approx(whole / 2, abs=0.002)
 
 
 def test_a_checkpoint_holds_what_workers_carry(tmp_path):

@@ -103,7 +103,7 @@ RANKS = [
     ("one process and two", 2, ["--workers=4"]),
     ("a worker in each process", 2, ["--workers=2"]),
     ("a worker in each process, bf16", 2, ["--workers=2", "--wire-dtype=bf16"]),
-    ("a worker in each process, int8 and carry", 2, ["--workers=2", "--wire-dtype=int8", "--carry=1"]),
+    ("a worker in each process, int8", 2, ["--workers=2", "--wire-dtype=int8"]),
     ("a worker in each process, micro-batches", 2, ["--workers=2", "--wire-dtype=bf16", "--micro-batches=2"]),
     ("groups of two processes, bf16", 4, ["--workers=4", "--group=2", "--wire-dtype=bf16"]),
 ]

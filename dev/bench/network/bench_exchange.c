@@ -82,7 +82,7 @@ static lossynet_status one_round(struct bench *b, int round, double *begun, doub
     bench_cpu(&before[0], &before[1]);
     *begun = bench_start();
     lossynet_status status = lossynet_step_begin(b->comm, (uint64_t)(round + 1));
-    if (!status && b->port.early) status = lossynet_reduce_begin(b->comm, &b->vector, false);
+    if (!status && b->port.overlap) status = lossynet_reduce_begin(b->comm, &b->vector, false);
     if (!status && shares && b->port.verbs.gradients_out(&b->port, &b->vector, false))
         status = LOSSYNET_LINK;
     if (!status) status = lossynet_reduce(b->comm, &b->vector, false);
@@ -170,7 +170,7 @@ static lossynet_status open_group(struct bench *b) {
                             .worker = &b->worker,
                             .groups.workers = b->world.ranks,
                             .local = 1,
-                            .early = lossynet_overlaps(b->comm)}; /* as the trainer does */
+                            .overlap = lossynet_overlaps(b->comm)}; /* as the trainer does */
     if (port_open(&b->port, &b->world, 0)) return LOSSYNET_NO_MEMORY;
     port_share_vectors(&b->port, 0);
     if (port_connect(&b->port)) return LOSSYNET_NO_MEMORY;

@@ -490,13 +490,12 @@ static size_t marks_of(const struct backend_exchange *e) {
     return (size_t)e->packets * (size_t)e->workers;
 }
 
-static void exchange_round(const struct backend_exchange *e, float *const *vector,
-                           uint16_t *const *error, int bits, const uint64_t *key) {
+static void exchange_round(const struct backend_exchange *e, float *const *vector, int bits,
+                           const uint64_t *key) {
     const size_t V = (size_t)e->workers;
-    arguments list(V * (2 * sizeof *vector + sizeof *key));
+    arguments list(V * (sizeof *vector + sizeof *key));
     float *const *vectors = list.add(vector, V);
-    bfloat16 *const *errors = error ? (bfloat16 *const *)list.add(error, V) : NULL;
-    cuda_exchange_round(e, vectors, errors, bits, key ? list.add(key, V) : NULL, device_stream());
+    cuda_exchange_round(e, vectors, bits, key ? list.add(key, V) : NULL, device_stream());
 }
 
 static void exchange_average(const struct backend_exchange *e, float *const *vector,
@@ -523,22 +522,6 @@ static void exchange_copy(const struct backend_exchange *e, float *const *vector
     float *const *vectors = list.add(vector, V);
     const float *const *from = ahead ? list.add(ahead, V) : NULL;
     cuda_exchange_copy(e, vectors, from, list.add(arrived, marks_of(e)), bits, device_stream());
-}
-
-static void exchange_keep(const struct backend_exchange *e, uint16_t *const *residual,
-                          float *const *vector, const uint8_t *arrived, enum backend_lost how,
-                          const uint64_t *lots) {
-    const size_t V = (size_t)e->workers;
-    arguments list(V * (2 * sizeof *vector + sizeof *lots) + marks_of(e));
-    float *const *vectors = list.add(vector, V);
-    bfloat16 *const *residuals = (bfloat16 *const *)list.add(residual, V);
-    const uint64_t *numbers = list.add(lots, V);
-    cuda_exchange_keep(e, residuals, vectors, list.add(arrived, marks_of(e)), how, numbers,
-                       device_stream());
-}
-
-static void add_residual(float *vector, const uint16_t *residual, float share, size_t n) {
-    cuda_add_residual(vector, (const bfloat16 *)residual, share, n, device_stream());
 }
 
 static void gather(float *out, float *const *vector, int count, const size_t *element_,
@@ -636,8 +619,6 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.exchange_round = in_turn<exchange_round>;
     b.exchange_average = in_turn<exchange_average>;
     b.exchange_copy = in_turn<exchange_copy>;
-    b.exchange_keep = in_turn<exchange_keep>;
-    b.add_residual = in_turn<add_residual>;
     b.gather = in_turn<gather>;
     return &b;
 }

@@ -1,7 +1,6 @@
 /* exchange.cuh — the exchange between workers that share a device. One launch does the work of a phase
  * for all packets and all workers: it rounds packets as on the network (to bfloat16 or in blocks),
- * averages them, copies those that arrived, or keeps gradients that were lost. Other kernels add
- * what was kept, and gather single elements for the host. */
+ * averages them, or copies those that arrived. Other kernels round, and gather single elements for the host. */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
 
@@ -100,11 +99,6 @@ static __device__ inline uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/* ln_is_sound (base.h) */
-static __device__ inline bool is_sound(float x) {
-    return (bits_of(x) & 0x7fffffff) < (uint32_t)(127 + 63) << 23;
-}
-
 /* A warp rounds one block: each lane passes its element x, or 0 past the end. Magnitudes are in the
  * order of their bits, so that one instruction (redux.sync) finds the largest. */
 static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits, bool random,
@@ -121,10 +115,9 @@ static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits
     return floorf(scaled + ((float)number + 0.5f) * 0x1p-16f) * unit;
 }
 
-/* The same in blocks, a warp for each; the block at element j uses the key `key` + j. `error` gets what
- * rounding takes away, unless it is NULL. */
-static __device__ inline void round_elements(float *to, bfloat16 *error, const float *from,
-                                             uint32_t n, int bits, bool random, uint64_t key) {
+/* The same in blocks, a warp for each; the block at element j uses the key `key` + j. */
+static __device__ inline void round_elements(float *to, const float *from, uint32_t n, int bits,
+                                             bool random, uint64_t key) {
     const uint32_t lane = threadIdx.x % WARP_BLOCK;
     uint32_t block = threadIdx.x / WARP_BLOCK * WARP_BLOCK;
     for (; block < n; block += blockDim.x) {
@@ -132,18 +125,6 @@ static __device__ inline void round_elements(float *to, bfloat16 *error, const f
         const float x = i < n ? from[i] : 0;
         const float y = rounded_in_block(x, lane, bits, random, key + block);
         if (i < n) to[i] = y;
-        const bool keeps = is_sound(x) && is_sound(x - y);
-        if (error && i < n) error[i] = from_float<bfloat16>(keeps ? x - y : 0);
-    }
-}
-
-/* Rounds to bfloat16; `error` gets what that takes away. */
-static __device__ inline void round_to_bf16(float *x, bfloat16 *error, uint32_t n) {
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const float before = x[i], after = rounded(before);
-        const bool keeps = is_sound(before) && is_sound(before - after);
-        x[i] = after;
-        error[i] = from_float<bfloat16>(keeps ? before - after : 0);
     }
 }
 
@@ -153,19 +134,16 @@ enum exchange_how { EXCHANGE_AS_IS, EXCHANGE_TO_BF16, EXCHANGE_IN_BLOCKS };
 
 template <enum exchange_how how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    exchange_round_kernel(struct backend_exchange e, float *const *vector, bfloat16 *const *error,
-                          int bits, const uint64_t *key) {
+    exchange_round_kernel(struct backend_exchange e, float *const *vector, int bits,
+                          const uint64_t *key) {
     const size_t items = exchange_items(e);
     for (size_t i = blockIdx.x; i < items; i += gridDim.x) {
         const struct exchange_item it = exchange_item_of(e, i);
         if (!it.takes) continue;
         float *x = vector[it.worker] + it.packet.element;
         if (how == EXCHANGE_IN_BLOCKS)
-            round_elements(x, error ? error[it.worker] + it.packet.element : NULL, x,
-                           it.packet.count, bits, key != NULL,
+            round_elements(x, x, it.packet.count, bits, key != NULL,
                            key ? key[it.worker] + it.packet.element : 0);
-        else if (error)
-            round_to_bf16(x, error[it.worker] + it.packet.element, it.packet.count);
         else
             copy_elements<true>(x, x, it.packet.count);
     }
@@ -183,7 +161,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
         const float *from = ahead ? ahead[p.owner] + p.owned : vector[p.owner] + p.element;
         float *to = vector[it.worker] + p.element;
         if (how == EXCHANGE_IN_BLOCKS)
-            round_elements(to, NULL, from, p.count, bits, false, 0);
+            round_elements(to, from, p.count, bits, false, 0);
         else
             copy_elements<how == EXCHANGE_TO_BF16>(to, from, p.count);
     }
@@ -218,74 +196,7 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     }
 }
 
-/* A float whose bfloat16 is ln_bf16_keep_sum (base.h). */
-static __device__ inline float kept_sum(float x, uint64_t lots, size_t e) {
-    const uint32_t lot = mix32((uint32_t)lots + (uint32_t)e) + (uint32_t)(lots >> 32);
-    const uint32_t bits = bits_of(x) + (lot >> 16);
-    return is_sound(x) ? of_bits(bits & 0xffff0000) : 0;
-}
-
-/* W elements of a residual, from element e of the vector on: 0 where the packet arrived, elsewhere the vector. With LOST_ADDED the residual
- * stays where the packet arrived, and the vector is added to it elsewhere. */
-template <int W, enum backend_lost how>
-static __device__ inline void keep_elements(bfloat16 *residual, const float *vector, bool lost,
-                                            uint64_t lots, size_t e) {
-    float x[W] = {}, before[W] = {};
-    if (lost) load(x, vector);
-    if (how == LOST_ADDED) load(before, residual);
-    for (int j = 0; j < W; j++)
-        x[j] = kept_sum(how == LOST_ADDED ? before[j] + x[j] : x[j], lots, e + j);
-    store(residual, x);
-}
-
-template <enum backend_lost how>
-__global__ void __launch_bounds__(EXCHANGE_THREADS)
-    exchange_keep_kernel(struct backend_exchange e, bfloat16 *const *residual, float *const *vector,
-                         const uint8_t *arrived, const uint64_t *lots) {
-    const size_t items = exchange_items(e);
-    for (size_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const struct exchange_item it = exchange_item_of(e, i);
-        if (!it.takes) continue;
-        const uint64_t lot = lots[it.worker];
-        const size_t first = it.packet.element;
-        const bool lost = !arrived[it.mark];
-        if (how == LOST_ADDED && !lost) continue;
-        bfloat16 *kept = residual[it.worker] + it.packet.element;
-        const float *sent = vector[it.worker] + it.packet.element;
-        const uint32_t n = it.packet.count, whole = wide_accesses(kept, sent) ? n / 8 * 8 : 0;
-        for (uint32_t j = threadIdx.x * 8; j < whole; j += blockDim.x * 8)
-            keep_elements<8, how>(kept + j, sent + j, lost, lot, first + j);
-        for (uint32_t j = whole + threadIdx.x; j < n; j += blockDim.x)
-            keep_elements<1, how>(kept + j, sent + j, lost, lot, first + j);
-    }
-}
-
 /* ---- single vectors ---- */
-
-/* The intrinsics keep the compiler from fusing product and sum, which would round only once. */
-static __device__ inline float plus_share(float x, float share, float residual) {
-#ifdef CUDA_EMULATION
-    const volatile float product = share * residual;
-    return x + product;
-#else
-    return __fadd_rn(x, __fmul_rn(share, residual));
-#endif
-}
-
-template <int W>
-__global__ void __launch_bounds__(EXCHANGE_THREADS)
-    add_residual_kernel(float *vector, const bfloat16 *residual, float share, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    if (i + W <= n) {
-        float x[W], y[W];
-        load(x, vector + i);
-        load(y, residual + i);
-        for (int j = 0; j < W; j++) x[j] = plus_share(x[j], share, y[j]);
-        store(vector + i, x);
-        return;
-    }
-    for (; i < n; i++) vector[i] = plus_share(vector[i], share, to_float(residual[i]));
-}
 
 template <int W>
 __global__ void __launch_bounds__(EXCHANGE_THREADS) round_kernel(float *x, size_t n) {
@@ -315,12 +226,11 @@ static inline dim3 exchange_grid(size_t items) {
 }
 
 static inline void cuda_exchange_round(const struct backend_exchange *e, float *const *vector,
-                                       bfloat16 *const *error, int bits, const uint64_t *key,
-                                       cudaStream_t stream) {
+                                       int bits, const uint64_t *key, cudaStream_t stream) {
     launch(bits == 16 ? exchange_round_kernel<EXCHANGE_TO_BF16>
                       : exchange_round_kernel<EXCHANGE_IN_BLOCKS>,
            exchange_grid((size_t)e->packets * (size_t)e->workers), dim3(EXCHANGE_THREADS), 0,
-           stream, *e, vector, error, bits, key);
+           stream, *e, vector, bits, key);
 }
 
 static inline void cuda_exchange_copy(const struct backend_exchange *e, float *const *vector,
@@ -340,26 +250,6 @@ static inline void cuda_exchange_average(const struct backend_exchange *e, float
     const uint32_t parts = (uint32_t)ceil_div(e->longest, EXCHANGE_PART);
     launch(exchange_average_kernel, exchange_grid((size_t)e->packets * parts),
            dim3(EXCHANGE_THREADS), 0, stream, *e, vector, sender, weight, parts);
-}
-
-static inline void cuda_exchange_keep(const struct backend_exchange *e, bfloat16 *const *residual,
-                                      float *const *vector, const uint8_t *arrived,
-                                      enum backend_lost how, const uint64_t *lots,
-                                      cudaStream_t stream) {
-    launch(how == LOST_ADDED ? exchange_keep_kernel<LOST_ADDED> : exchange_keep_kernel<LOST_ALONE>,
-           exchange_grid((size_t)e->packets * (size_t)e->workers), dim3(EXCHANGE_THREADS), 0,
-           stream, *e, residual, vector, arrived, lots);
-}
-
-/* vector[j] += share * residual[j], j < n */
-static inline void cuda_add_residual(float *vector, const bfloat16 *residual, float share, size_t n,
-                                     cudaStream_t stream) {
-    if (n == 0) return;
-    const bool vectors = are_aligned(vector, residual);
-    const size_t block = EXCHANGE_THREADS * (vectors ? wide<bfloat16> : 1);
-    launch(vectors ? add_residual_kernel<wide<bfloat16>> : add_residual_kernel<1>,
-           dim3((unsigned)ceil_div(n, block)), dim3(EXCHANGE_THREADS), 0, stream, vector, residual,
-           share, n);
 }
 
 /* x (n) = x, rounded to bfloat16 */

@@ -1,7 +1,7 @@
 /* test_error_feedback.c — tests that lost gradients are added to the next ones. A reference keeps
  * the residual of every packet and sender, rounded to bfloat16. Also tests what must hold for sums
  * over time. */
-#include "test/lossynet/elsewhere.h"
+#include "test/lossynet/test_lossynet.h"
 
 enum { WORKERS = 4, BUCKETS = 2, ELEMENTS = 500 + 130, PACKETS_MOST = 64 };
 static const size_t elements[BUCKETS] = {500, 130};
@@ -192,120 +192,11 @@ static void test_refusals(void **state) {
     assert_message(capture_end(), "carry: expected estimator mean or zero, got balanced");
 }
 
-/* Residuals that the caller keeps (struct lossynet_residuals). */
-struct kept {
-    const float *vector[WORKERS]; /* what is sent, before it is rounded */
-    uint16_t residual[WORKERS][ELEMENTS];
-    struct elsewhere net;
-};
-
-static void settle(struct kept *kept, const uint8_t *arrived, const uint64_t *lots) {
-    for (int w = 0; w < WORKERS; w++)
-        for (size_t k = 0; k < kept->net.packets; k++) {
-            const struct lossynet_packet_place *p = &kept->net.packet[k];
-            if (!elsewhere_takes(&kept->net, w, k)) continue;
-            if (arrived && arrived[(size_t)w * kept->net.packets + k]) continue;
-            for (size_t j = p->element; j < p->element + p->count; j++) {
-                uint16_t *residual = &kept->residual[w][j];
-                const float x = kept->vector[w][j], sent = as_bf16(x);
-                *residual = arrived ? ln_bf16_keep_sum(ln_bf16_widen(*residual) + sent, lots[w], j)
-                                    : ln_bf16_keep(x - sent);
-            }
-        }
-}
-
-static void round_errors(void *context, int bits, const uint64_t *key) {
-    (void)key;
-    assert_int_equal(bits, 16);
-    settle((struct kept *)context, NULL, NULL);
-}
-
-static void keep(void *context, const uint8_t *arrived, const uint64_t *lots) {
-    settle((struct kept *)context, arrived, lots);
-}
-
-static void save(void *context, int worker, void *out) {
-    const struct kept *k = (const struct kept *)context;
-    memcpy(out, k->residual[worker], sizeof k->residual[worker]);
-}
-
-static void load(void *context, int worker, const void *in) {
-    struct kept *k = (struct kept *)context;
-    memcpy(k->residual[worker], in, sizeof k->residual[worker]);
-}
-
-/* What a caller keeps is what lossynet would have kept: the same averages, and states that are
- * saved in one way and loaded in the other. bf16: the caller's vectors hold bfloat16, and their
- * averages lie apart. */
-static void kept_by_the_caller(bool bf16) {
-    struct lossynet_settings settings = feedback_settings(0.4, LOSSYNET_MEAN);
-    settings.wire_dtype = LOSSYNET_BF16;
-    struct lossynet_comm *comm = open_alone(&settings);
-    static struct kept kept;
-    const struct lossynet_residuals residuals = {&kept, round_errors, keep, save, load};
-    settings.residuals = &residuals;
-    settings.vector_dtype = bf16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
-    struct lossynet_comm *other = open_alone(&settings);
-    float **x = take_vectors(WORKERS, ELEMENTS), **y = take_vectors(WORKERS, ELEMENTS);
-    float **given = take_vectors(WORKERS, ELEMENTS), **averages = take_vectors(WORKERS, ELEMENTS);
-    memset(&kept, 0, sizeof kept);
-    elsewhere_open(&kept.net, other, WORKERS);
-    if (bf16) assert_int_equal(shards_apart(other, averages, averages), LOSSYNET_OK);
-    lossynet_error_feedback_share(comm, 0.7);
-    for (uint64_t step = 0; step < 8; step++) {
-        for (int w = 0; w < WORKERS; w++) {
-            const size_t bytes = lossynet_state_bytes(comm, w);
-            void *saved = malloc(bytes), *mine = malloc(bytes);
-            lossynet_state_save(comm, w, saved);
-            lossynet_state_save(other, w, mine);
-            assert_int_equal(bytes, lossynet_state_bytes(other, w));
-            assert_memory_equal(saved, mine, bytes);
-            if (step == 4) { /* goes on with what the other one saved */
-                memset(kept.residual[w], 0xff, sizeof kept.residual[w]);
-                assert_true(lossynet_state_load(other, w, saved, bytes));
-            }
-            free(saved), free(mine);
-            for (size_t e = 0; e < ELEMENTS; e++) {
-                const volatile float late = 0.7f * ln_bf16_widen(kept.residual[w][e]);
-                x[w][e] = (float)gradient(step, w, e);
-                if (bf16) x[w][e] = as_bf16(x[w][e]);
-                y[w][e] = x[w][e] + late;
-                if (bf16) ((uint16_t *)given[w])[e] = ln_bf16_narrow(y[w][e]);
-            }
-            kept.vector[w] = y[w];
-        }
-        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
-        assert_int_equal(lossynet_step_begin(other, step), LOSSYNET_OK);
-        lossynet_error_feedback_share(other, 0.7);
-        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
-        assert_int_equal(lossynet_reduce(other, bf16 ? given : y, false), LOSSYNET_OK);
-        for (int w = 0; w < WORKERS; w++) {
-            const float *average = averages[w];
-            for (int b = 0; b < BUCKETS; b++) {
-                size_t offset, count;
-                lossynet_shard(comm, w, b, &offset, &count);
-                assert_memory_equal(x[w] + offset, bf16 ? average : y[w] + offset,
-                                    count * sizeof(float));
-                average += count;
-            }
-        }
-    }
-    free_vectors(x), free_vectors(y), free_vectors(given), free_vectors(averages);
-    lossynet_close(comm), lossynet_close(other);
-    free(kept.net.packet);
-}
-
-static void test_kept_by_the_caller(void **state) {
-    (void)state;
-    kept_by_the_caller(false);
-    kept_by_the_caller(true);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),          cmocka_unit_test(test_nothing_is_lost),
-        cmocka_unit_test(test_long_outage),        cmocka_unit_test(test_state),
-        cmocka_unit_test(test_kept_by_the_caller), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_reference),   cmocka_unit_test(test_nothing_is_lost),
+        cmocka_unit_test(test_long_outage), cmocka_unit_test(test_state),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("lost gradients, later", tests, NULL, NULL);
 }

@@ -272,7 +272,7 @@ static void test_settings(void **state) {
     refused(settings, "vectors of bf16: expected them in the host's memory");
     settings = bf16_settings(WORKERS, 0);
     settings.error_feedback = true;
-    refused(settings, "vectors of bf16, error feedback: expected residuals that are kept apart");
+    refused(settings, "carry: expected vectors of float32, got bf16");
 }
 
 /* Every function that is given vectors of bfloat16 needs to know where the rest is. */
