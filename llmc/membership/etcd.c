@@ -244,9 +244,7 @@ static json_t *take_json(struct etcd *e, long *code) {
 /* Sends the password for a token. Returns whether there is one. */
 static bool log_in(struct etcd *e) {
     long code;
-    json_t *request = json_object();
-    json_object_set_new(request, "name", json_string("root"));
-    json_object_set_new(request, "password", json_string(password_of_store()));
+    json_t *request = json_pack("{s:s, s:s}", "name", "root", "password", password_of_store());
     char *body = json_dumps(request, JSON_COMPACT);
     json_decref(request);
     const bool sent = body && transfer(e, "auth/authenticate", body) == STORE_DONE;
@@ -325,24 +323,20 @@ static enum store_status take_entries(struct etcd *e, const json_t *list,
     return STORE_DONE;
 }
 
-/* A request about all keys that begin with the prefix. */
-static json_t *request_of(const char *prefix) {
+/* The first key after all that begin with the prefix. */
+static json_t *encoded_end(const char *prefix) {
     char end[300];
-    json_t *request = json_object();
-    /* `end` is the first key after them. */
     snprintf(end, sizeof end, "%s", prefix);
     end[strlen(end) - 1]++;
-    json_object_set_new(request, "key", encoded(prefix));
-    json_object_set_new(request, "range_end", encoded(end));
-    return request;
+    return encoded(end);
 }
 
 static enum store_status etcd_list(struct store *s, const char *prefix, struct store_entries *out) {
     struct etcd *e = (struct etcd *)s;
-    json_t *answer, *request = request_of(prefix);
+    json_t *answer,
+        *request = json_pack("{s:o, s:o, s:s, s:s}", "key", encoded(prefix), "range_end",
+                             encoded_end(prefix), "sort_order", "ASCEND", "sort_target", "CREATE");
     *out = (struct store_entries){0};
-    json_object_set_new(request, "sort_order", json_string("ASCEND"));
-    json_object_set_new(request, "sort_target", json_string("CREATE"));
     enum store_status status = ask(e, "kv/range", request, &answer);
     if (status != STORE_DONE) return status;
     status = take_entries(e, json_object_get(answer, "kvs"), out);
@@ -351,26 +345,19 @@ static enum store_status etcd_list(struct store *s, const char *prefix, struct s
 }
 
 static json_t *one_write(const struct store_write *write) {
-    json_t *json = json_object(), *inner = json_object();
-    json_object_set_new(inner, "key", encoded(write->key));
-    if (write->value) json_object_set_new(inner, "value", encoded(write->value));
-    if (write->value && write->lease) json_object_set_new(inner, "lease", digits(write->lease));
-    json_object_set_new(json, write->value ? "request_put" : "request_delete_range", inner);
-    return json;
+    if (!write->value)
+        return json_pack("{s:{s:o}}", "request_delete_range", "key", encoded(write->key));
+    return json_pack("{s:{s:o, s:o, s:o}}", "request_put", "key", encoded(write->key), "value",
+                     encoded(write->value), "lease", digits(write->lease));
 }
 
 static enum store_status etcd_commit(struct store *s, const char *guard, int64_t modified,
                                      const struct store_write *write, int writes) {
-    json_t *answer, *request = json_object(), *compare = json_object();
-    json_t *compares = json_array(), *success = json_array();
-    json_object_set_new(compare, "key", encoded(guard));
-    json_object_set_new(compare, "target", json_string("MOD"));
-    json_object_set_new(compare, "result", json_string("EQUAL"));
-    json_object_set_new(compare, "mod_revision", digits(modified));
-    json_array_append_new(compares, compare);
+    json_t *answer, *success = json_array();
     for (int i = 0; i < writes; i++) json_array_append_new(success, one_write(&write[i]));
-    json_object_set_new(request, "compare", compares);
-    json_object_set_new(request, "success", success);
+    json_t *request =
+        json_pack("{s:[{s:o, s:s, s:s, s:o}], s:o}", "compare", "key", encoded(guard), "target",
+                  "MOD", "result", "EQUAL", "mod_revision", digits(modified), "success", success);
     const enum store_status status = ask((struct etcd *)s, "kv/txn", request, &answer);
     if (status != STORE_DONE) return status;
     const bool done = json_is_true(json_object_get(answer, "succeeded"));
@@ -380,8 +367,7 @@ static enum store_status etcd_commit(struct store *s, const char *guard, int64_t
 
 static enum store_status etcd_grant(struct store *s, int seconds, int64_t *lease) {
     struct etcd *e = (struct etcd *)s;
-    json_t *answer, *request = json_object();
-    json_object_set_new(request, "TTL", digits(seconds));
+    json_t *answer, *request = json_pack("{s:o}", "TTL", digits(seconds));
     const enum store_status status = ask(e, "lease/grant", request, &answer);
     if (status != STORE_DONE) return status;
     *lease = number(answer, "ID");
@@ -390,8 +376,7 @@ static enum store_status etcd_grant(struct store *s, int seconds, int64_t *lease
 }
 
 static enum store_status etcd_keep(struct store *s, int64_t lease) {
-    json_t *answer, *request = json_object();
-    json_object_set_new(request, "ID", digits(lease));
+    json_t *answer, *request = json_pack("{s:o}", "ID", digits(lease));
     const enum store_status status = ask((struct etcd *)s, "lease/keepalive", request, &answer);
     if (status != STORE_DONE) return status;
     const int64_t seconds = number(json_object_get(answer, "result"), "TTL");
@@ -500,10 +485,8 @@ int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_
     *out = NULL;
     struct etcd_watch *w = calloc(1, sizeof *w);
     if (!w) return log_out_of_memory("the connection to etcd", (double)sizeof *w);
-    json_t *request = json_object(), *what = request_of(prefix), *without = json_array();
-    json_array_append_new(without, json_string("NODELETE"));
-    json_object_set_new(what, "filters", without);
-    json_object_set_new(request, "create_request", what);
+    json_t *request = json_pack("{s:{s:o, s:o, s:[s]}}", "create_request", "key", encoded(prefix),
+                                "range_end", encoded_end(prefix), "filters", "NODELETE");
     w->request = json_dumps(request, JSON_COMPACT);
     json_decref(request);
     url_of(host, port, "watch", w->url);
