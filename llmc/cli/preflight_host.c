@@ -1,13 +1,8 @@
-/* preflight_host.c — examines the host of a rank. See preflight.h.
- *
- * This should take little time. Data files and weights may have terabytes, so only samples are
- * compared.
- */
+/* preflight_host.c — examines the host of a rank. See preflight.h. */
 #include "llmc/cli/preflight.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,10 +25,9 @@
 #include "llmc/cli/generate.h"
 #include "llmc/cli/validate.h"
 
-enum { VOCABULARY = 32000 }; /* of a preset, where neither options nor data say it */
-enum { SAMPLES = 16, SAMPLE_BYTES = 65536 }; /* samples of a file */
-static const double MARKER_SECONDS = 5;      /* a network file system may show new names late */
-static const double PRODUCT_SECONDS = 0.02;  /* a product that takes this long is timed */
+enum { VOCABULARY = 32000 };                /* of a preset, where neither options nor data say it */
+static const double MARKER_SECONDS = 5;     /* a network file system may show new names late */
+static const double PRODUCT_SECONDS = 0.02; /* a product that takes this long is timed */
 enum { PRODUCT_LEAST = 128, PRODUCT_MOST = 8192 }; /* its three dimensions */
 
 static void *taken; /* the device's memory that the run would need */
@@ -177,57 +171,17 @@ void preflight_release(void) {
 
 /* ---- files ---- */
 
-/* Hashes the size and up to SAMPLES evenly spread pieces of a file, including both ends. Returns
- * false, with the reason in `out`, if the file cannot be read. */
-static bool sample_file(const char *path, struct preflight_rank *out,
-                        char digest[CHECKSUM_TEXT_BYTES]) {
-    static unsigned char pieces[SAMPLES][SAMPLE_BYTES];
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const off_t bytes = descriptor < 0 ? -1 : lseek(descriptor, 0, SEEK_END);
-    bool fine = bytes >= 0;
-    memset(pieces, 0, sizeof pieces);
-    for (int i = 0; i < SAMPLES && fine; i++) {
-        const off_t last = bytes > SAMPLE_BYTES ? bytes - SAMPLE_BYTES : 0;
-        fine = pread(descriptor, pieces[i], SAMPLE_BYTES, last / (SAMPLES - 1) * i) >= 0;
-        if (last == 0) break;
-    }
-    if (!fine) wrong(out, "cannot read '%s': %s", path, strerror(errno));
-    if (descriptor >= 0) close(descriptor);
-    memcpy(pieces[SAMPLES - 1] + SAMPLE_BYTES - sizeof bytes, &bytes, sizeof bytes);
-    checksum_bytes(pieces, sizeof pieces, digest);
-    return fine;
-}
-
-/* Adds a digest to a running one. */
-static void add_digest(const char digest[CHECKSUM_TEXT_BYTES], struct preflight_rank *out) {
-    char both[2 * CHECKSUM_TEXT_BYTES];
-    memcpy(both, out->data, CHECKSUM_TEXT_BYTES);
-    memcpy(both + CHECKSUM_TEXT_BYTES, digest, CHECKSUM_TEXT_BYTES);
-    checksum_bytes(both, sizeof both, out->data);
-}
-
-/* Adds the files of a pattern to the digest. */
-static void sample_files(const char *pattern, struct preflight_rank *out) {
-    char digest[CHECKSUM_TEXT_BYTES] = "";
-    glob_t found = {0};
-    if (glob(pattern, 0, NULL, &found)) found.gl_pathc = 0;
-    for (size_t i = 0; i < found.gl_pathc && sample_file(found.gl_pathv[i], out, digest); i++)
-        add_digest(digest, out);
-    globfree(&found);
-}
-
 /* What the run would look at when it starts: token files, the key, the tokenizer. */
 static void look_as_the_run(const struct options *o, struct preflight_rank *out) {
     struct options given = *o;
     struct common_facts facts;
-    char said[LOG_BYTES] = "", digest[CHECKSUM_TEXT_BYTES];
+    char said[LOG_BYTES] = "";
     if (!o->vocabulary && !o->train && !o->val) given.vocabulary = VOCABULARY;
     log_kept = said;
     const int failed = common_facts_find(&given, "", &facts) ||
                        (o->sample_every && o->tokenizer && generate_check_tokenizer(o->tokenizer));
     log_kept = NULL;
-    checksum_bytes(facts.text[FACT_KEY], FACT_BYTES, digest);
-    add_digest(digest, out);
+    checksum_bytes(facts.text, sizeof facts.text, out->data);
     if (failed)
         wrong(out, "%s", said);
     else if (*said)
@@ -244,15 +198,10 @@ static void look_at_writing(const char *option, const char *path, struct preflig
 
 static void look_at_files(const struct options *o, struct preflight_rank *out) {
     uint64_t bytes;
-    char pattern[FILE_PATH_BYTES];
     checksum_file("/proc/self/exe", out->program, &bytes);
     look_as_the_run(o, out);
     look_at_writing("--log", o->log, out);
     look_at_writing("--record-loss", o->net.record_loss, out);
-    if (o->train) sample_files(o->train, out);
-    if (o->val) sample_files(o->val, out);
-    if (file_is_directory(o->model) && !file_join(pattern, o->model, "*.safetensors"))
-        sample_files(pattern, out);
 }
 
 static void look_at_out(const char *directory, const char *marker, double needed,
