@@ -17,6 +17,7 @@
 #include <omp.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -305,27 +306,30 @@ static int add_input(struct job *job, const char *path) {
     return 0;
 }
 
-/* A separator that is no line makes each input one document, which is right only if it has just one. */
+/* A separator within a line divides nothing. If it is no line at all, each input becomes one document, which
+ * is right only if it has just one. */
 static int check_separator(const struct job *job) {
     const char *separator = job->settings->separator;
-    size_t within = 0, length = separator ? strlen(separator) : 0;
-    if (!separator || job->separators) return 0;
+    uint64_t found = 0;
+    size_t length = separator ? strlen(separator) : 0;
+    if (!separator) return 0;
     for (size_t i = 0; length && i < job->inputs.count; i++) {
         struct file_map map;
         if (file_map(job->inputs.list[i].path, &map)) return -1;
         const char *at = (const char *)map.data, *end = at + map.bytes;
         while (at && (at = (const char *)memmem(at, (size_t)(end - at), separator, length)))
-            at += length, within++;
+            at += length, found++;
         if (file_unmap(&map)) return -1;
     }
-    if (within)
-        return log_error(
-            "--separator '%.200s' is no line of the input, and %zu times within a line: expected a "
-            "line of its own between documents",
-            separator, within);
-    log_error("--separator '%.200s' is nowhere in the input: each input is one document",
-              separator);
-    return 0;
+    if (!found && !job->separators)
+        log_error("--separator '%.200s' is nowhere in the input: each input is one document",
+                  separator);
+    if (found <= job->separators) return 0;
+    log_error("--separator '%.200s' is %" PRIu64 " lines of the input, and %" PRIu64
+              " times within "
+              "a line, where it divides nothing: expected a line of its own between documents",
+              separator, job->separators, found - job->separators);
+    return job->separators ? 0 : -1;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */

@@ -147,12 +147,13 @@ def documents(inputs, separator):
                     within += line.count(separator) if separator else 0
                     lines.append(line)
             yield start, b"".join(lines)
-    if separator is not None and not separators:
-        if within:
-            raise Failure(f"--separator {separator.decode()!r} is no line of the input, and {within} times within a "
-                          "line: expected a line of its own between documents")
-        print(f"tokenize_json.py: --separator {separator.decode()!r} is nowhere in the input: each input is one "
-              "document", file=sys.stderr)
+    if separator is None or separators and not within:
+        return
+    said = (f"is {separators} lines of the input, and {within} times within a line, where it divides nothing: expected "
+            "a line of its own between documents" if within else "is nowhere in the input: each input is one document")
+    if within and not separators:
+        raise Failure(f"--separator {separator.decode()!r} {said}")
+    print(f"tokenize_json.py: --separator {separator.decode()!r} {said}", file=sys.stderr)
 
 
 def parts(inputs, separator, split):

@@ -7,10 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include "llmc/util/file.h"
-#include "llmc/log/error.h"
+#include "llmc/checkpoint/hf_model.h"
 #include "llmc/checkpoint/resume.h"
+#include "llmc/log/error.h"
+#include "llmc/util/file.h"
 
 /* Devices, pipes and empty files contain nothing that could be lost. */
 static bool has_content(const char *path) {
@@ -72,17 +74,27 @@ static int check_log(const struct options *o) {
     return 0;
 }
 
+/* What is in the way of the last checkpoint would cost the whole run. An older checkpoint is replaced. */
+static int check_last_place(const struct options *o) {
+    char last[FILE_PATH_BYTES], trainer[FILE_PATH_BYTES];
+    if (snprintf(last, sizeof last, "%s/checkpoint-%08d", o->out, o->steps) >= (int)sizeof last ||
+        file_join(trainer, last, "trainer.json"))
+        return log_error("--out: the path '%.100s...' is too long", o->out);
+    return access(trainer, F_OK) ? hf_model_check_place(last) : 0;
+}
+
 int earlier_run_check(const struct options *o) {
     char name[NAME_MAX + 1];
     if (o->overwrite && o->resume && !strcmp(o->resume, "auto"))
         return log_wrong_usage(
             "--overwrite: expected without --resume auto, which goes on with the run in --out");
-    if (o->overwrite || o->generate || o->dry_run || o->preflight) return 0;
-    if (o->out && !o->eval && !goes_on(o) && find_run(o->out, name)) {
+    if (o->generate || o->dry_run || o->preflight) return 0;
+    if (o->out && !o->eval && !o->overwrite && !goes_on(o) && find_run(o->out, name)) {
         log_error("--out: '%s' holds an earlier run (%s): add --resume auto to go on with it, or "
                   "--overwrite to replace it",
                   o->out, name);
         return 1;
     }
-    return check_log(o) ? 1 : 0;
+    if (o->out && !o->eval && check_last_place(o)) return 1;
+    return !o->overwrite && check_log(o) ? 1 : 0;
 }

@@ -340,10 +340,16 @@ int hf_model_partial(const char *directory, char partial[FILE_PATH_BYTES]) {
     return 0;
 }
 
-int hf_model_begin(const char *directory) {
+int hf_model_check_place(const char *directory) {
     char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
     if (resolve(directory, target, parent) || hf_model_partial(directory, partial)) return -1;
-    if (check_replaceable(target) || check_replaceable(partial) || hf_model_remove(partial))
+    return check_replaceable(target) || check_replaceable(partial) ? -1 : 0;
+}
+
+int hf_model_begin(const char *directory) {
+    char partial[FILE_PATH_BYTES];
+    if (hf_model_check_place(directory) || hf_model_partial(directory, partial) ||
+        hf_model_remove(partial))
         return -1;
     if (mkdir(partial, 0777) != 0)
         return log_error("cannot create '%s': %s", partial, strerror(errno));

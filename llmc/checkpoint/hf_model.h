@@ -35,6 +35,10 @@ double hf_model_bytes_of_rank(const struct llama_config *config, double shard_by
 enum { HF_MODEL_NAME_BYTES = 64 };
 void hf_model_shard_name(int shard, int shards, char name[HF_MODEL_NAME_BYTES]);
 
+/* Whether a checkpoint DIR can be written as far as what is there now allows: nothing, or a checkpoint.
+ * Returns 0, or -1 after reporting what is in the way. */
+int hf_model_check_place(const char *directory);
+
 /* Writes a checkpoint, in parts, since writers add their own files (async_writer.c). DIR is always either the
  * old checkpoint or the new one, and complete. `begin` creates an empty directory beside it, and
  * `partial` returns its name. Parents of DIR must exist. A directory that holds anything but an older

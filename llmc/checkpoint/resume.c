@@ -207,11 +207,18 @@ int resume_verify(const char *directory, const json_t *saved, int rank, int rank
     int i = 0, status = 0;
     if (!saved) { /* of another program, if it lists no files */
         if (file_join(path, directory, "trainer.json")) return -1;
+        if (access(path, F_OK)) return 0;
         saved = read = json_load_file(path, 0, NULL);
+        if (!read)
+            return log_error("'%s' is damaged, and says which model the run wrote: expected JSON; "
+                             "to take the model as "
+                             "it is, remove trainer.json",
+                             path);
     }
     json_object_foreach(json_object_get(saved, "files"), name, entry) {
         const char *said = json_string_value(json_object_get(entry, own_checksum));
-        if (read && (strncmp(name, "model", 5) != 0 || strchr(name, '/') || !said)) continue;
+        const bool of_model = !strncmp(name, "model", 5) || !strcmp(name, "config.json");
+        if (read && (!of_model || strchr(name, '/') || !said)) continue;
         if (status || i++ % ranks != rank) continue;
         status = file_join(path, directory, name) || checksum_file(path, found, &bytes) ? -1 : 0;
         if (!status && (!said || strcmp(said, found) != 0))

@@ -68,8 +68,8 @@ bool resume_is_checkpoint_name(const char *name);
 int resume_open(const char *directory, json_t **saved, struct resume_point *at);
 
 /* Compares files with the checksums that trainer.json has; rank r of R takes a share of them. saved:
- * trainer.json, all of whose files count. NULL: those of the model in a directory that may be of any
- * program; without a trainer.json there is nothing to compare. Returns 0, or -1 after reporting. */
+ * trainer.json, all of whose files count. NULL: those of the model and config.json in a directory that may be
+ * of any program; without a trainer.json there is nothing to compare. Returns 0, or -1 after reporting. */
 int resume_verify(const char *directory, const json_t *saved, int rank, int ranks);
 
 /* Returns which attention the saved run used (`library` of struct attention_choice), if the same

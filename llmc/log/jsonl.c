@@ -39,15 +39,15 @@ struct jsonl {
 };
 
 /* Whether a line of an earlier part of the run is still valid when `step` steps are done. Sets
- * log->last to the step of the line, and notes a gap before it. */
+ * log->last to the step of the line, and notes a gap before it. A log may begin where the run was resumed. */
 static bool holds(const char *line, size_t bytes, int step, struct jsonl *log) {
     json_t *event = json_loadb(line, bytes, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));
     json_int_t at = json_integer_value(json_object_get(event, "step"));
     bool yes = kind && strcmp(kind, "end") != 0 && (strcmp(kind, "step") ? at <= step : at < step);
+    if (yes && !strcmp(kind, "resume") && log->last < 0) log->last = (int)at - 1;
     if (yes && !strcmp(kind, "step") && at > log->last) {
-        if (log->last >= 0 && at > log->last + 1 && !log->after)
-            log->gap = log->last + 1, log->after = (int)at;
+        if (at > log->last + 1 && !log->after) log->gap = log->last + 1, log->after = (int)at;
         log->last = (int)at;
     }
     json_decref(event);

@@ -138,7 +138,8 @@ def test_validation_data_that_change(data, tmp_path, change):
 
 
 @pytest.mark.parametrize("lines, said", [
-    (slice(4, 7), "steps 3 to 5"), (slice(8, None), "steps 7 to 11"), (slice(0, 4), None)])
+    (slice(4, 7), "steps 3 to 5"), (slice(8, None), "steps 7 to 11"), (slice(0, 4), "steps 0 to 2"),
+    (slice(0, None), None)])
 def test_a_log_with_a_gap(data, tmp_path, lines, said):
     """As after a loss of power. The run goes on, and says it."""
     common = dict(val=None, save_every=0)

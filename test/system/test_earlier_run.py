@@ -75,6 +75,15 @@ def test_other_files_are_no_run(data, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine" and (tmp_path / "checkpoint-best").is_dir()
 
 
+@pytest.mark.parametrize("name", ["checkpoint-00000001.partial", "checkpoint-00000001"])
+def test_what_is_in_the_way_of_the_last_checkpoint_is_told_at_the_start(data, tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "notes.txt").write_text("mine")
+    refused(run(*line(data, f"--out={tmp_path}", "--steps=1", "--overwrite")), 1,
+            f"{name}' by a checkpoint: it holds 'notes.txt'")
+    assert not (tmp_path / "log.jsonl").exists()
+
+
 def test_overwrite_replaces_the_run(data, tmp_path):
     succeed(*line(data, f"--out={tmp_path}"))
     (tmp_path / "notes.txt").write_text("mine")

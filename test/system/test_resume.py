@@ -285,6 +285,17 @@ def test_a_damaged_shard_is_named(data, sharded, tmp_path, damage, said, ranks):
     assert run(*evaluation).returncode == (0 if damage == "flip" else 1)
 
 
+def test_settings_that_the_run_did_not_write_are_named(data, sharded, tmp_path):
+    """They would make another model of the same parameters."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(sharded / "four", 6), folder)
+    evaluation, config = ["--eval", f"--model={folder}", f"--val={data}/val.bin"], folder / "config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace("10000", "20000"), encoding="utf-8")
+    assert f"'{config}' is not what the run wrote" in one_line(run(*evaluation), 1)
+    os.truncate(folder / "trainer.json", 50)
+    assert f"'{folder}/trainer.json' is damaged" in one_line(run(*evaluation), 1)
+
+
 def test_wrong_shard_sizes(data):
     for size in ("0", "-1", "1GB", "nan"):
         assert "--shard-size: expected a number from 1e-06 to 1000000, got" in one_line(

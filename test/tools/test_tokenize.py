@@ -247,10 +247,11 @@ def test_a_separator_that_is_no_line(model, tmp_path):
     write(tmp_path / "text", "one--two--\nthree\n-- \nfour\n")
     write(tmp_path / "more", "five\n")
     said = tokenize(model, "--train", "t.bin", "--separator=--", "text", "more", cwd=tmp_path, expect=1)
-    assert "--separator '--' is no line of the input, and 3 times within a line" in said
+    assert "--separator '--' is 0 lines of the input, and 3 times within a line" in said
     assert not list(tmp_path.glob("t.bin*"))
     write(tmp_path / "more", "five\n--")
-    tokenize(model, "--train", "t.bin", "--separator=--", "text", "more", cwd=tmp_path)
+    said = tokenize(model, "--train", "t.bin", "--separator=--", "text", "more", cwd=tmp_path, stderr=subprocess.STDOUT)
+    assert "--separator '--' is 1 lines of the input, and 3 times within a line" in said
     assert tokens(tmp_path / "t.bin")[0].count(1) == 2
 
 

@@ -60,9 +60,9 @@ def save_tokenizer(path, vocabulary=0, begins=True):
 
 
 def tokenize(environment, *arguments, expect=0, **keywords):
-    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], env=environment, capture_output=True,
-                          timeout=120, check=False, **keywords)
-    assert done.returncode == expect, (done.stdout + done.stderr).decode()
+    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], env=environment, timeout=120,
+                          check=False, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords})
+    assert done.returncode == expect, (done.stdout, done.stderr)
     return (done.stderr if expect else done.stdout).decode()
 
 
@@ -173,8 +173,12 @@ def test_a_separator_that_is_no_line(environment, tmp_path):
     (tmp_path / "text").write_bytes(b"one==two==\nthree\n== \n")
     said = tokenize(environment, "--tokenizer", tokenizer, "--train", tmp_path / "t.bin", "--separator", "==",
                     "--input", tmp_path / "text", expect=1)
-    assert "--separator '==' is no line of the input, and 3 times within a line" in said
+    assert "--separator '==' is 0 lines of the input, and 3 times within a line" in said
     assert not list(tmp_path.glob("t.bin*"))
+    (tmp_path / "text").write_bytes(b"one==two==\n==\nthree\n== \n")
+    assert "is 1 lines of the input, and 3 times within" in tokenize(
+        environment, "--tokenizer", tokenizer, "--train", tmp_path / "t.bin", "--separator", "==", "--input",
+        tmp_path / "text", stderr=subprocess.STDOUT)
 
 
 @pytest.mark.parametrize("content, code", [
