@@ -12,7 +12,8 @@
 #include "llmc/comm/rule.h"
 #include "llmc/log/error.h"
 
-bool data_parallel_is_lossless(const struct data_parallel *d) {
+/* Whether nothing is lost in this phase (reliable, or by --rule). */
+static bool is_lossless(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_RELIABLE || d->numbers.lossless;
 }
 
@@ -72,7 +73,8 @@ static int open_comm(struct data_parallel *d) {
     return exchange_open(&d->vectors.exchange, d->comm, d->workers);
 }
 
-void data_parallel_find_shards(const struct data_parallel *d, int owner, struct range *range) {
+/* range: [buckets]: receives the shards of an owner, in the order of its moments. */
+static void find_shards(const struct data_parallel *d, int owner, struct range *range) {
     size_t state = 0;
     for (int b = 0; b < d->layout->buckets; b++, range++) {
         lossynet_shard(d->comm, owner, b, &range->offset, &range->count);
@@ -133,7 +135,7 @@ static int allocate_workers(struct data_parallel *d) {
         struct worker *k = &d->worker[w];
         k->id = d->world.rank * d->local + w;
         k->range = d->range + (size_t)w * d->layout->buckets;
-        data_parallel_find_shards(d, k->id, d->range + (size_t)w * d->layout->buckets);
+        find_shards(d, k->id, d->range + (size_t)w * d->layout->buckets);
         port_share_vectors(&d->port, w);
         if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
             return -1;
@@ -293,7 +295,7 @@ int data_parallel_begin(struct data_parallel *d, int *step) {
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     ask_rule(d, LOSSYNET_GRADIENT, *step);
     if (!d->port.overlap) return 0;
-    return lossynet_reduce_begin(d->comm, d->vectors.grads, data_parallel_is_lossless(d)) ? -1 : 0;
+    return lossynet_reduce_begin(d->comm, d->vectors.grads, is_lossless(d)) ? -1 : 0;
 }
 
 int data_parallel_micro_batches(const struct data_parallel *d, const struct worker *w,
@@ -375,8 +377,7 @@ static float **vectors_of(const struct data_parallel *d, enum array what) {
 
 /* Owners average what they receive of the workers' parameters or gradients. */
 static int average(struct data_parallel *d, enum array what, double start) {
-    lossynet_status status =
-        lossynet_reduce(d->comm, vectors_of(d, what), data_parallel_is_lossless(d));
+    lossynet_status status = lossynet_reduce(d->comm, vectors_of(d, what), is_lossless(d));
     if (d->port.verbs.average_in) d->port.verbs.average_in(&d->port, what);
     d->time.communicating += log_seconds() - start;
     return status ? -1 : 0;
@@ -410,8 +411,7 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
 int data_parallel_average_gradients(struct data_parallel *d) {
     const double start = log_seconds();
     const struct port *p = &d->port;
-    if (p->verbs.gradients_out &&
-        p->verbs.gradients_out(p, d->vectors.grads, data_parallel_is_lossless(d)))
+    if (p->verbs.gradients_out && p->verbs.gradients_out(p, d->vectors.grads, is_lossless(d)))
         return -1;
     return average(d, ARRAY_GRADS, start);
 }
@@ -498,8 +498,7 @@ int data_parallel_broadcast(struct data_parallel *d, enum array what) {
     ask_rule(d, LOSSYNET_PARAMETER, d->numbers.step);
     port_values_out(&d->port, what, EXTENT_OWNED);
     if (d->port.overlap) port_expect(&d->port);
-    lossynet_status status =
-        lossynet_broadcast_begin(d->comm, vectors_of(d, what), data_parallel_is_lossless(d));
+    lossynet_status status = lossynet_broadcast_begin(d->comm, vectors_of(d, what), is_lossless(d));
     if (!status && !d->port.overlap) {
         status = lossynet_broadcast_end(d->comm);
         if (!status && port_replica_in(&d->port, what)) return -1;

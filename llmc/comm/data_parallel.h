@@ -103,16 +103,11 @@ bool data_parallel_is_of_another_run(const struct data_parallel *d);
  * Collective. Returns 0, or -1 after reporting. */
 int data_parallel_start(struct data_parallel *d);
 
-/* Whether this algorithm loses nothing (reliable). */
-bool data_parallel_is_lossless(const struct data_parallel *d);
 /* Whether lost gradients join the next ones (--carry). */
 bool data_parallel_carries(const struct data_parallel *d);
 /* Whether every replica equals the model: owners send the model itself, and all of it arrives
  * without rounding. Always true with a single group. */
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);
-
-/* run: [buckets]: receives the shards of an owner, in the order of its moments. */
-void data_parallel_find_shards(const struct data_parallel *d, int owner, struct range *range);
 
 /* The largest number of elements of each moment that any worker keeps. */
 size_t data_parallel_moments(const struct data_parallel *d);
