@@ -92,9 +92,17 @@ static size_t payload_for(const struct lossynet_settings *settings, size_t room)
                                   : ln_payload_default(settings->wire_dtype, room);
 }
 
+/* The ranks of a host share its processors, unless somebody chose a number of threads. Otherwise the
+ * threads of a rank that wait for one another hold up the other ranks. */
+static int threads_for(const struct lossynet_comm *comm) {
+    const int threads = omp_get_max_threads(), sharing = comm->world.local_ranks;
+    if (sharing < 2 || getenv("OMP_NUM_THREADS") || threads != omp_get_num_procs()) return threads;
+    return threads > sharing ? threads / sharing : 1;
+}
+
 static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                                size_t packet_bytes) {
-    comm->resources.threads = omp_get_max_threads();
+    comm->resources.threads = threads_for(comm);
     comm->averaging.estimator = settings->estimator;
     comm->lead.wanted = settings->lead;
     if (settings->memory) comm->resources.memory = *settings->memory;

@@ -650,6 +650,12 @@ static inline int ln_threads_for_marks(const struct lossynet_comm *comm) {
                                                                        : comm->resources.threads;
 }
 
+/* How many threads work on vectors, each on those of one worker. */
+static inline int ln_threads_for_workers(const struct lossynet_comm *comm) {
+    return comm->workers.local < comm->resources.threads ? comm->workers.local
+                                                         : comm->resources.threads;
+}
+
 static inline bool ln_is_local(const struct lossynet_comm *comm, int worker) {
     return worker >= comm->workers.first && worker < comm->workers.first + comm->workers.local;
 }

@@ -61,7 +61,7 @@ void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucke
 
 void ln_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
     if (!comm->feedback.residual) return;
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_workers(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++)
         ln_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
 }
@@ -164,7 +164,7 @@ void ln_feedback_count(struct lossynet_comm *comm) {
 void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     /* Rounds what was sent to other ranks, too, so that residuals get the errors. */
     ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_workers(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;

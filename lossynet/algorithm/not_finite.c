@@ -94,7 +94,7 @@ static void look_at_lost(const struct lossynet_comm *comm, int v, int owner, con
 
 void ln_not_finite_look_at_lost(const struct lossynet_comm *comm, float *const *vectors) {
     if (!comm->feedback.mass) return;
-#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(ln_threads_for_workers(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++)
         for (int i = 0; i < comm->workers.local; i++)
             if (i != v) look_at_lost(comm, v, comm->workers.first + i, vectors[v]);

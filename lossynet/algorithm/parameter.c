@@ -119,8 +119,9 @@ static void count(struct lossynet_comm *comm, int v) {
 /* Copies packets between workers of the rank. The outer loop is over owners: all receivers read one
  * owner's shards while these are in the cache. */
 static void copy_local(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-#pragma omp parallel for collapse(2) schedule(static) num_threads(                                 \
-    comm->resources.memory.broadcast ? ln_threads_for_marks(comm) : comm->resources.threads)
+    const int threads = comm->resources.memory.broadcast ? ln_threads_for_marks(comm)
+                                                         : ln_threads_for_workers(comm);
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
     for (int s = 0; s < comm->workers.local; s++) {
         for (int v = 0; v < comm->workers.local; v++) {
             int owner = comm->workers.first + s, to = comm->workers.first + v;
@@ -274,7 +275,7 @@ static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *v
                                      float *fresh) {
     const struct ln_partition *partition = &comm->partition;
     const size_t *start = partition->shard_element + (size_t)bucket * comm->workers.count;
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_workers(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         size_t offset, count;
         ln_shard_span(partition, comm->workers.first + v, bucket, &offset, &count);

@@ -207,7 +207,7 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
 }
 
 void ln_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors) {
-#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+#pragma omp parallel for num_threads(ln_threads_for_workers(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         struct lossynet_part part;
         lossynet_replayed(comm, comm->workers.first + v, &part);

@@ -199,6 +199,29 @@ def test_a_rank_that_owns_nothing(package):
     assert [owned for owned, _ in shown] == ["9000", "0"] and shown[0][1] == shown[1][1]
 
 
+STARTED = """
+import lossynet, numpy
+def threads():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("Threads")).split()[1])
+before, vector = threads(), numpy.ones(300_000, numpy.float32)
+with lossynet.Comm(vector.size) as comm:
+    for step in range(2):
+        comm.step_begin(step)
+        comm.reduce(vector)
+        comm.broadcast(vector)
+    print(threads() - before)
+"""
+
+
+def test_ranks_share_the_processors_of_a_host(package):
+    """Unless the user chose a number of threads: a rank that has all of them holds up the others."""
+    def started(**variables):
+        ranks = start(package, STARTED, 2, OPENBLAS_NUM_THREADS="1", **variables)
+        return max(int(rank.communicate(timeout=60)[0]) for rank in ranks)
+    share = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert started(OMP_NUM_THREADS=None) <= started(OMP_NUM_THREADS="1") + share - 1
+
+
 APART = """
 import lossynet, numpy
 vector = numpy.ones(1000, numpy.float32)
