@@ -8,6 +8,9 @@ import json
 import math
 import operator
 import os
+import sys
+
+LARGEST = sys.float_info.max  # an integer of JSON may be larger
 
 
 class LogError(Exception):
@@ -126,7 +129,7 @@ def read_run(directory):
 def number(event, name, missing=None):
     """The number of a field, or `missing`."""
     value = event.get(name)
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
     return value if good else missing
 
 

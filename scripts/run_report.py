@@ -254,6 +254,14 @@ def main():
     arguments = parser.parse_args()
     runs = [read(directory) for directory in arguments.runs]
     require("matplotlib", target="quickstart")
+    try:
+        show(arguments, runs)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        sys.exit(f"run_report.py: {' or '.join(arguments.runs)}: a line of the log is not as train_llama2 writes it: "
+                 f"{error}")
+
+
+def show(arguments, runs):
     if len(runs) > 1:
         beside = os.path.join(os.path.dirname(os.path.abspath(arguments.runs[0])), "compare.png")
         run_compare.compare(arguments.runs, runs, arguments.picture or os.path.relpath(beside))

@@ -2,6 +2,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -179,10 +180,11 @@ FIELDS = [name for name in step(0, tokens_per_second=1.0, extra_traffic=0.0, lag
 
 
 def with_gaps(field, missing):
-    """A run in which a number of every other step, of the evaluation and of the end is null or absent."""
+    """A run in which a number of every other step, of the evaluation and of the end is null, absent or larger than any float."""
     def without(event):
         gone = [name for name in event if name not in ("event", "step", "status") and field in (name, "all")]
-        return {**event, **{name: None for name in gone}} if missing == "null" else {
+        instead = {"null": None, "too large": 10 ** 400}
+        return {**event, **{name: instead[missing] for name in gone}} if missing in instead else {
             name: value for name, value in event.items() if name not in gone}
     more = {"tokens_per_second": 100.0, "extra_traffic": 0.1, "lag": 0.0, "late": 0}
     steps = [without(step(i, **more)) if i % 2 else step(i, **more) for i in range(60)]
@@ -203,13 +205,22 @@ def test_numbers_that_are_missing(tmp_path, monkeypatch):
             assert run_compare.table(["a", "b"], [run, run])[1].split()[0] == "a", (field, missing)
 
 
-@pytest.mark.parametrize("missing", ["null", "absent"])
+@pytest.mark.parametrize("missing", ["null", "absent", "too large"])
 def test_a_picture_with_gaps(tmp_path, missing):
-    done = report(tmp_path, with_gaps("all", missing))
+    events = [event for event in with_gaps("all", missing) if missing != "too large" or event["event"] != "links"]
+    done = report(tmp_path, events)
     assert done.returncode == 0, done.stderr
     exported = subprocess.run([sys.executable, ROOT / "scripts" / "export.py", tmp_path, "--csv", tmp_path / "x"],
                               text=True, capture_output=True, check=False)
     assert exported.returncode == 0 and len((tmp_path / "x").read_text().splitlines()) == 61, exported.stderr
+
+
+@pytest.mark.parametrize("event", [{"event": "links", "lost": 5}, {"event": "late_ranks", "steps": 7},
+                                   {"event": "run", "options": "none"}])
+def test_a_line_of_another_kind(tmp_path, event):
+    done = report(tmp_path, [step(0), event])
+    assert done.returncode == 1
+    assert re.fullmatch(r"run_report.py: .*: a line of the log is not as train_llama2 writes it: .*\n", done.stderr)
 
 
 def test_curves_are_smoothed(tmp_path):
