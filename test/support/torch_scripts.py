@@ -295,6 +295,16 @@ def by_plateau(model, _inner, optimizer, rank):
         schedule.step(np.mean([loss_of(model, 9, other).item() for other in range(2)]) + step)
 
 
+def by_schedule(schedule_of, **settings):
+    def case(make, rank):
+        inner = net()
+        model, optimizer = make(inner, SGD, **{"lr": 0.1, **settings})
+        schedule = schedule_of(optimizer)
+        loop(model, optimizer, rank, steps=7, after=lambda _: schedule.step())
+        return result(inner)
+    return case
+
+
 @refused
 def by_plateau_alone(make, rank):
     """Each rank by its own loss."""
@@ -350,6 +360,165 @@ def assigned(make, rank):
     loop(model, optimizer, rank)
 
 
+
+# ---- what is not the same on all ranks
+
+def written(change, before=False, build=net):
+    """change (model, rank) in step 4, when parameters arrive during forward passes; before: step()."""
+    def case(make, rank):
+        inner = build()
+        model, optimizer = make(inner, SGD, lr=0.1)
+        given = {"between" if before else "after": lambda step: step == 4 and change(inner, rank)}
+        loop(model, optimizer, rank, steps=7, **given)
+        return result(inner)
+    return case
+
+
+@torch.no_grad()
+def clamp_on_0(inner, rank):
+    if rank == 0:
+        inner[0].weight.clamp_(-0.05, 0.05)
+
+
+def clamp_data_on_0(inner, rank):
+    if rank == 0:
+        inner[0].weight.data.clamp_(-0.05, 0.05)
+
+
+def clear_by_numpy(inner, rank):
+    if rank == 0:
+        inner[0].weight.detach().numpy()[:] = 0
+
+
+@torch.no_grad()
+def add_noise(inner, rank):
+    for p in inner.parameters():
+        p.add_(0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(rank)))
+
+
+@torch.no_grad()
+def set_element(inner, rank):
+    if rank == 1:
+        inner[2].weight[3, 2] = 1
+
+
+@torch.no_grad()
+def swap_to_evaluate(inner, rank):
+    """On rank 0, and back."""
+    if rank == 0:
+        saved = [p.clone() for p in inner.parameters()]
+        for p in inner.parameters():
+            p.mul_(0.5)
+        inner(batch(9, 0)[0])
+        for p, before in zip(inner.parameters(), saved):
+            p.copy_(before)
+
+
+def clip_on_0(inner, rank):
+    if rank == 0:
+        nn.utils.clip_grad_norm_(inner.parameters(), 0.05)
+
+
+def drop_on_1(inner, rank):
+    if rank == 1:
+        inner[2].weight.grad = None
+
+
+def halve_mean_on(who):
+    def change(inner, rank):
+        if rank == who:
+            inner.norm.running_mean.mul_(0.5)
+    return change
+
+
+@torch.no_grad()
+def pass_of_training(inner, rank):
+    inner(batch(50, rank)[0])
+
+
+def without_backward(alike):
+    """Gradients by torch.autograd.grad, which nobody averages."""
+    def case(make, rank):
+        inner = net()
+        _, optimizer = make(inner, SGD, lr=0.1)
+        for step in range(4):
+            parameters = list(inner.parameters())
+            slopes = torch.autograd.grad(loss_of(inner, step, 0 if alike else rank), parameters)
+            for p, slope in zip(parameters, slopes):
+                p.grad = slope
+            optimizer.step()
+        return result(inner)
+    return case
+
+
+@with_net()
+def two_tasks(model, inner, optimizer, rank):
+    """Gradients of two losses, which the script puts together."""
+    for step in range(4):
+        slopes = []
+        for part in range(2):
+            optimizer.zero_grad()
+            loss_of(model, 2 * step + part, rank).backward()
+            slopes.append([p.grad.clone() for p in inner.parameters()])
+        for p, one, other in zip(inner.parameters(), *slopes):
+            p.grad = one + 0.5 * other
+        optimizer.step()
+
+
+def two_models(used, given=True):
+    """Both with batch statistics, in one optimizer. used: by step, whether a model is called, and how often."""
+    def case(make, rank):
+        inner = nn.ModuleList([Noisy(1), Noisy(2)])
+        if make.ours:
+            models, optimizer = inner, make.optimizer(inner if given else inner.parameters(), SGD, lr=0.1)
+        else:
+            models, optimizer = [DDP(each) for each in inner], SGD(inner.parameters(), lr=0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            sum(loss_of(models[which], 10 * step + pass_, rank)
+                for which, passes in enumerate(used(step)) for pass_ in range(passes)).backward()
+            optimizer.step()
+        return result(inner)
+    return case
+
+
+@refused
+def rates_in_tensors(make, rank):
+    model, optimizer = make(net(), ADAMW, lr=torch.tensor(0.1 + rank))
+    loop(model, optimizer, rank)
+
+
+@refused
+def shared_later(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank, steps=1)
+    optimizer.zero_grad()
+    inner.share_memory()
+    loop(model, optimizer, rank)
+
+
+@refused
+def other_order(make, rank):
+    inner = same_widths()
+    weights = [layer.weight for layer in (inner[0], inner[2])]
+    make.optimizer(weights if rank else weights[::-1], SGD, lr=0.1)
+    loss_of(inner, 0, rank)
+
+
+def other_state(of):
+    """Each rank loads what was saved at another time."""
+    @refused
+    def case(make, rank):
+        model, optimizer = make(net(), torch.optim.Adagrad, lr=0.1)
+        states = []
+        for _ in range(2):
+            states.append(of(optimizer))
+            loop(model, optimizer, rank, steps=1)
+        optimizer.load_state_dict(states[rank])
+    return case
+
+
 TABLE = {
     "max_norm": refused(lambda make, rank: built(lambda: Words(max_norm=1.0))(make, rank)),
     "renormalized after step()": built(Words, renormalized, lr=1.0),
@@ -365,4 +534,24 @@ TABLE = {
     "loads on rank 0": loads_on_rank_0, "assign=True": assigned,
     "pulse() alone": alone(lambda optimizer: optimizer.comm.pulse(np.zeros(1))),
     "load_state_dict() alone": alone(lambda optimizer: optimizer.load_state_dict({})),
+    "clamped on rank 0": written(clamp_on_0), ".data on rank 0": written(clamp_data_on_0),
+    "noise of ranks": written(add_noise), "an element": written(set_element),
+    "numpy() on rank 0": written(clear_by_numpy),
+    "between on rank 0": written(clamp_data_on_0, True), "clip on rank 0": written(clip_on_0, True),
+    "grad = None on rank 1": written(drop_on_1, True), "evaluates other weights": written(swap_to_evaluate),
+    "buffer on rank 0": written(halve_mean_on(0), build=lambda: Noisy(0)),
+    "buffer on rank 1": written(halve_mean_on(1), build=lambda: Noisy(0)),
+    "passes without gradients": written(pass_of_training, True, lambda: Noisy(0)),
+    "statistics reset": written(lambda inner, _: inner.norm.reset_running_stats(), build=lambda: Noisy(0)),
+    "autograd.grad": without_backward(False), "autograd.grad alike": without_backward(True), "two tasks": two_tasks,
+    "two models": two_models(lambda _: (1, 1), False), "two models, twice": two_models(lambda _: (1, 2)),
+    "two models in turn": two_models(lambda step: (step % 2, 1 - step % 2)),
+    "two models, one late": two_models(lambda step: (1, step > 2), False),
+    "tensor lr": rates_in_tensors, "share_memory later": shared_later, "other order": other_order,
+    "lazy": refused(lambda make, _: make(nn.LazyLinear(5), SGD)),
+    "state of another step": other_state(lambda o: o.state_dict()),
+    "state of another file": other_state(lambda o: o.gathered_state_dict()),
+    "OneCycle": by_schedule(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=10), momentum=0.9),
+    "ASGD": built(net, None, torch.optim.ASGD, lr=1e-2, t0=2), "Rprop": built(net, None, torch.optim.Rprop, lr=1e-2),
+    "Adagrad": built(net, None, torch.optim.Adagrad, lr_decay=0.1), "NAdam": built(net, None, torch.optim.NAdam),
 }

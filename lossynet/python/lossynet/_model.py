@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,7 +30,8 @@ def settings(group: dict[str, Any]) -> dict[str, Any]:
 def check_parameters(parameters: Named) -> None:
     for name, parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):
-            raise ValueError(f"lossynet: parameter {name} has no shape yet: expected a forward pass before")
+            raise ValueError(f"lossynet: parameter {name or 'without a name'} has no shape yet: expected a forward "
+                             "pass before")
         words = f"parameter {name or 'without a name'} of shape {tuple(parameter.shape)}"
         if parameter.dtype not in _DTYPES:
             raise ValueError(f"lossynet: {words} is {parameter.dtype}: expected float32, bfloat16 or "
@@ -125,13 +127,22 @@ def same_model(gather: Callable[[bytes], list[bytes]], rank: int, every: Named) 
                                 "and types on all ranks")
 
 
-def same_values(comm: Comm, every: Named) -> None:
-    """Raises RuntimeError, on all ranks, if a rank has other parameters than rank 0. Collective."""
-    sums = comm.all_gather(np.array([checksum(tensor) for _, tensor in every]), "step() 0")
-    for rank, number in np.argwhere(sums != sums[0]):
-        raise RuntimeError(f"lossynet: {every[number][0]} has other values on rank {rank} than on rank 0 at the first "
-                           "step: expected the script to write the same on all ranks, or before ShardedOptimizer is "
-                           "made, which gives all ranks those of rank 0")
+def same_values(comm: Comm, every: list[tuple[str, torch.Tensor | None]]) -> None:
+    """Raises RuntimeError, on all ranks, if a rank has other values than rank 0, in more than the last bits: kinds of
+    processors differ there. Collective."""
+    sums = comm.all_gather(np.array([_sums(tensor) for _, tensor in every]), "")
+    for rank, number in np.argwhere(np.abs(sums - sums[0]).max(axis=2) > 1e-5 * sums.max(axis=(0, 2))):
+        raise RuntimeError(f"lossynet: {every[number][0]} is not the same on rank {rank} as on rank 0: expected the "
+                           "script to write the same on all ranks; weights of one rank before ShardedOptimizer is "
+                           "made, gradients of each rank by backward()")
+
+
+def _sums(tensor: torch.Tensor | None) -> tuple[float, float]:
+    """Of the elements, and of their magnitudes."""
+    if tensor is None:
+        return 0, 0
+    flat = tensor.detach().flatten()
+    return flat.sum(dtype=torch.float32).item(), torch.linalg.vector_norm(flat, 1, dtype=torch.float32).item()
 
 
 # ---- what is not trained: frozen parameters and buffers
@@ -171,7 +182,9 @@ class Others:
         self.moving = False  # a buffer has changed since the start, on any rank
         self._modules: list[torch.nn.Module] = []  # that have buffers
         self._facts: list[Any] = []
-        self._pending: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        self._pending: dict[torch.nn.Module, list[tuple[torch.Tensor, int, torch.Tensor]]] = {}
+        self._seen: dict[torch.nn.Module, list[Any] | None] = {}  # versions of a module's buffers; None: it was trained
+        self.written = 0  # a checksum of buffers that the script has written since the last step
 
     def cover(self, module: torch.nn.Module) -> Named:
         """Takes in a module. Returns what of it was not known."""
@@ -182,8 +195,14 @@ class Others:
         self._known.update(id(p) for p in module.parameters() if not torch.nn.parameter.is_lazy(p))
         modules = [each for each in module.modules() if each not in self.covered]
         self._modules += modules
+        self._seen.update((each, None) for each in modules if _buffers([each]))
         self.covered.update(modules)
         return [*new, *(("buffer", buffer) for buffer in _buffers(modules))]
+
+    def is_news(self, module: torch.nn.Module) -> bool:
+        """Whether a module has what was not taken in."""
+        return any(self._is_new(p) for p in module.parameters()) or \
+            bool(_buffers(each for each in module.modules() if each not in self.covered))
 
     def _is_new(self, parameter: torch.Tensor) -> bool:
         return id(parameter) not in self._known and id(parameter) not in _touch.OWNERS
@@ -212,6 +231,32 @@ class Others:
     def _facts_of(self, contents: bool) -> list[Any]:
         return [(id(b), b._version, *([checksum(b)] if contents else [])) for b in _buffers(self._modules)]
 
+    def before_pass(self, module: torch.nn.Module, trains: bool) -> None:
+        """Buffers of a module become those that were sent. trains: the pass changes them as DistributedDataParallel
+        knows it."""
+        whole = hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule) or \
+            getattr(module, "_compiled_call_impl", None)  # its parts do not call hooks
+        for each in module.modules() if whole else [module]:
+            if each in self._seen:
+                self._note(each)
+                for buffer, version, content in self._pending.pop(each, ()):
+                    if buffer._version == version:  # the script has loaded no others
+                        _write(buffer, content)
+                if trains:
+                    self._seen[each] = None
+
+    def note_all(self) -> None:
+        for module in self._seen:
+            self._note(module)
+
+    def _note(self, module: torch.nn.Module) -> None:
+        """Sees what a script, or a pass without gradients, has written into a module's buffers."""
+        buffers = _buffers([module])
+        now = [(id(b), b._version) for b in buffers]
+        if self._seen[module] not in (None, now):
+            self.written = zlib.crc32(b"".join(_bytes(b).cpu().numpy() for b in buffers), self.written)
+        self._seen[module] = now
+
     def send(self, comm: Comm) -> None:
         """Rank 0's buffers leave for the other ranks, where ``show`` shows them. Collective."""
         buffers = _buffers(self._modules)
@@ -219,14 +264,9 @@ class Others:
             contents = [_bytes(b).cpu() for b in buffers]
             whole = torch.cat(contents).numpy()
             comm.spread_bytes(whole)
-            parts = torch.from_numpy(whole).split([part.numel() for part in contents])
-            self._pending = [(b, b._version, part) for b, part in zip(buffers, parts)] if comm.rank else []
-
-    def show(self) -> None:
-        for buffer, version, content in self._pending:
-            if buffer._version == version:  # the script has loaded no others
-                _write(buffer, content)
-        self._pending = []
+            parts = iter(torch.from_numpy(whole).split([part.numel() for part in contents]))
+            self._pending = {module: [(b, b._version, next(parts)) for b in _buffers([module])]
+                             for module in self._modules} if comm.rank else {}
 
 
 def _buffers(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:

@@ -1,11 +1,31 @@
 """The state of a ShardedOptimizer: each rank's part, or the whole, to save and to go on from."""
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ._model import settings
+from . import _touch
+from ._model import checksum, settings
+
+
+class OfPieces(defaultdict):
+    """``optimizer.state``: of this rank's pieces. Whoever asks for that of a whole parameter is told."""
+
+
+def _by_piece(name: str) -> Callable[..., Any]:
+    def method(self: OfPieces, key: Any, *given: Any) -> Any:
+        if id(key) in _touch.OWNERS:
+            raise RuntimeError("lossynet: optimizer.state[p]: every rank has the state of its shards alone: expected "
+                               "optimizer.gathered_state_dict(), and optimizer.load_state_dict() to change it")
+        return getattr(defaultdict, name)(self, key, *given)
+    return method
+
+
+for _name in ("__getitem__", "__setitem__", "__delitem__", "__contains__", "get", "pop", "setdefault"):
+    setattr(OfPieces, _name, _by_piece(_name))
 
 
 class Saved:
@@ -73,6 +93,7 @@ class Saved:
         if (of["rank"], of["ranks"]) != (self.comm.rank, self.comm.ranks):
             raise ValueError(f"lossynet: state of rank {of['rank']} of {of['ranks']}: expected that of rank "
                              f"{self.comm.rank} of {self.comm.ranks}, or gathered_state_dict()")
+        self.comm.agree(f"load_state_dict() of step {of['step']}")
         self.comm.load_state(of["comm"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
         for shard, values in zip(self._owned, state_dict["values"]):
@@ -80,6 +101,9 @@ class Saved:
         self.steps = of["step"]
 
     def _load_gathered(self, state_dict: dict[str, Any]) -> None:
+        held = [value for _, each in sorted(state_dict["state"].items()) for value in each.values()]
+        self.comm.agree(f"load_state_dict() of {len(held)} values with the checksum "
+                        f"{sum(checksum(torch.as_tensor(value)) for value in held):x}")
         inner = self.optimizer.state_dict()
         numbers = self._numbers()
         pieces = [piece for group in self.optimizer.param_groups for piece in group["params"]]

@@ -197,6 +197,11 @@ class Comm:
 
     def step_begin(self, step: int) -> None:
         """Starts step 0, 1, ..., the same on every rank. Collective."""
+        self.agree(f"step_begin() of step {step}")
+        self.step_begin_known(step)
+
+    def step_begin_known(self, step: int) -> None:
+        """The same where ranks are known to be in the same step, without a round trip."""
         call("step_begin", self._comm, step)
         self._step = step
         self._ask_rule(GRADIENT)
@@ -311,9 +316,10 @@ class Comm:
                        part, [part.nbytes, *[0] * (self.ranks - 1)])
 
     def all_gather(self, mine: np.ndarray, name: str = "all_gather()") -> np.ndarray:
-        """A small array of each rank: (ranks, *mine.shape). Nothing is lost. name: of the call, for errors.
-        Collective."""
-        self.agree(name)
+        """A small array of each rank: (ranks, *mine.shape). Nothing is lost. name: of the call, for errors, or empty
+        where all ranks are known to call it. Collective."""
+        if name:
+            self.agree(name)
         return self._gather(mine)
 
     def _gather(self, mine: np.ndarray) -> np.ndarray:

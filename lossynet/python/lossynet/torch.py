@@ -28,7 +28,6 @@ import logging
 import math
 import os
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -54,6 +53,7 @@ class _Entry:
         self.final = False  # its gradient of this step is with the library
         self.sent: torch.Tensor | None = None  # p.grad whose elements are in the vector
         self.value: torch.Tensor  # its part of the vector of parameters, and of gradients
+        self.address = 0  # of the value
         self.gradient: torch.Tensor
         self.uses = 0  # of the value's memory
         self.version = 0  # of the parameter, when it was last like the value
@@ -64,9 +64,10 @@ class _Entry:
         """Raises RuntimeError if the script has converted the parameter."""
         now = self.parameter
         if now.dtype != self.dtype or now.device != self.device or now.shape != self.value.shape or \
-                (self.direct and now.stride() != self.value.stride()):
+                (self.direct and now.stride() != self.value.stride()) or self.value.data_ptr() != self.address:
             raise RuntimeError(f"lossynet: {self.words} is {now.dtype} {tuple(now.shape)} on {now.device} with strides "
-                               f"{now.stride()} now: expected model.to(...) before ShardedOptimizer is made")
+                               f"{now.stride()} now: expected model.to(...) before ShardedOptimizer is made, and "
+                               "share_memory() of a copy")
 
 
 class _Said(NamedTuple):
@@ -75,24 +76,9 @@ class _Said(NamedTuple):
     used: np.ndarray  # of each entry, whether any rank has a gradient
     moving: bool  # a buffer has changed on any rank
     looking: bool  # a rank needs the averages of all gradients
+    writing: bool  # a rank's script may have written parameters
     other: int  # the first rank whose groups have other numbers, such as lr, than those of rank 0; 0: none
-
-
-class _State(defaultdict):
-    """``optimizer.state``: of this rank's pieces. Whoever asks for that of a whole parameter is told."""
-
-
-def _by_piece(name: str) -> Callable[..., Any]:
-    def method(self: _State, key: Any, *given: Any) -> Any:
-        if id(key) in _touch.OWNERS:
-            raise RuntimeError("lossynet: optimizer.state[p]: every rank has the state of its shards alone: expected "
-                               "optimizer.gathered_state_dict(), and optimizer.load_state_dict() to change it")
-        return getattr(defaultdict, name)(self, key, *given)
-    return method
-
-
-for _name in ("__getitem__", "__setitem__", "__delitem__", "__contains__", "get", "pop", "setdefault"):
-    setattr(_State, _name, _by_piece(_name))
+    apart: int  # the first rank whose script has written other buffers than that of rank 0; 0: none
 
 
 class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
@@ -132,11 +118,12 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if shard not in ("element", "parameter"):
             raise ValueError(f'lossynet: shard={shard!r}: expected "element" or "parameter"')
         whole, place = shard == "parameter", Place.of(rank, ranks, address)
+        _model.check_parameters([(name, p) for group in self.param_groups for name, p in zip(
+            group.get("param_names", itertools.repeat("")), group["params"]) if p.requires_grad])
         self._state_names = _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole)
         buckets, shards = self._lay_out(buckets, int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
         self._entries, sizes = self._entries_of(buckets)
         self._of = {id(entry.parameter): entry for entry in self._entries}
-        _model.check_parameters([(entry.name, entry.parameter) for entry in self._entries])
         self._frozen = [p for p in every if id(p) not in self._of]
         self._groups = [list(map(id, group["params"])) for group in self.param_groups]
         self._others = _model.Others([("frozen", p) for p in self._frozen])
@@ -163,14 +150,19 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._not_finite: NotFinite | None = None  # what no receiver took in this step
         self._unsent = False  # the last gradients came within no_sync()
         self._sending = False  # parameters, while the script goes on
+        self._watches = False  # the script may write parameters without a trace
+        # Replicas are equal as long as nothing is lost.
+        self._equal = not (rule or float(self.comm.option("look_ahead")) or self.comm.option("wire_dtype") != "float32")
         self._sum: int | None = None  # of the parameters as the last of the first steps left them
         self._next = 0  # the first bucket that has not been sent in this step
         self._of_bucket = [[entry for entry in self._entries if entry.bucket == each] for each in range(len(sizes))]
         self._arriving = [False] * len(sizes)
         self._hooked = self._overlaps = False  # a module has called hooks since the last step; before it
         self._modules: dict[torch.nn.Module, list[int]] = {}  # the buckets that a module waits for
-        self._root: torch.nn.Module | None = None  # whose forward passes count for buffers
-        self._fresh = self._syncs = True  # no such pass has been made since buffers came; its buffers come from rank 0
+        # Modules within no other that was called, and whether the next forward pass takes rank 0's buffers.
+        self._roots: dict[torch.nn.Module, bool] = {}
+        self._inside: set[torch.nn.Module] = set()  # and all of their parts
+        self._passed: set[torch.nn.Module] = set()  # those that have made a pass since step() sent buffers
         self._hooks = [register_module_forward_pre_hook(self._before_forward)]
         for entry in self._entries:
             self._hooks += (entry.parameter.register_hook(functools.partial(self._gradient_comes, entry)),
@@ -182,14 +174,14 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._cover(model)
 
     @property
-    def state(self) -> _State:
+    def state(self) -> _state.OfPieces:
         """Of this rank's part of each parameter: to change all of it alike, as ``clear()`` does."""
         return self.optimizer.state
 
     @state.setter
     def state(self, value: dict[Any, Any]) -> None:
         if hasattr(self, "optimizer"):
-            self.optimizer.state = _State(dict, value)
+            self.optimizer.state = _state.OfPieces(dict, value)
 
     # ---- construction
 
@@ -245,6 +237,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             # The storage is the parameter's own: safetensors saves storages, and others compare them.
             entry.value = torch.from_numpy(memory[entry.place]).view(shape)
             entry.gradient = self._gradients[entry.place].view(shape)
+            entry.address = entry.value.data_ptr()
             entry.value.copy_(entry.parameter.detach())
         self.comm.spread(self._values)
         self.comm.start(self._values)
@@ -366,7 +359,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _begin(self) -> None:
         if self._step_begun != self.steps:
-            self.comm.step_begin(self.steps)
+            self.comm.step_begin_known(self.steps)
             self._step_begun = self.steps
         self.comm.reduce_begin(self._gradients)
         self._begun, self._next, self._events = True, 0, {}
@@ -402,6 +395,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise RuntimeError(f"lossynet: param_groups of rank {said.other} have another lr, or other settings, than "
                                "those of rank 0: expected the same on all ranks; where a schedule follows a loss, its "
                                "mean: optimizer.comm.all_gather(numpy.array([loss])).mean()")
+        if said.apart:
+            raise RuntimeError(f"lossynet: buffers of rank {said.apart} were written, and not as on rank 0, since the "
+                               "last step(): expected the same on all ranks, and model.eval() before forward passes "
+                               "without gradients")
         norm = math.sqrt(said.squares)
         failed = said.used.any() and (self._not_finite or not math.isfinite(norm))
         self._end_gradients(keep=not failed)
@@ -411,16 +408,18 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                      "that catches this on every rank can go on")
         self._norm = self.comm.norm = norm
         self._adopt()
-        if not self.steps and self.comm.option("wire_dtype") == "float32":  # else owners' values are not rounded
+        if self._equal and (said.writing or self._report.get("drift")):
             _model.same_values(self.comm, [(entry.words, entry.value) for entry in self._entries])
         if self._sum is not None and self._sum != _model.checksum(self._values):
             self._overlap = False  # the script writes parameters outside step(), perhaps while they would be sent
         self._sum = None
         self._update(norm, said.used)
         self._others.moving |= said.moving
+        self._others.written = 0
         if self._others.moving:
             self._others.send(self.comm)
-        self._fresh, self._broadcasting = True, True
+        self._passed.clear()
+        self._broadcasting = True
         self.steps += 1
         self._begin_broadcast()
         return loss
@@ -448,9 +447,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _gradients_of_step(self) -> _Said:
         """Lets the gradients of this step be averaged at their owners."""
-        if not self._averaged and any(entry.sent is not None and entry.parameter.grad is not entry.sent
-                                      for entry in self._entries):
-            self._average()  # p.grad was replaced or dropped, as after an all-reduce it may be
+        if not self._averaged and any(entry.parameter.grad is not entry.sent for entry in self._entries):
+            self._average()  # p.grad was set or dropped, as after an all-reduce it may be
         if not self._averaged:
             said = self._reduce(f"step() {self.steps}")
             if not said.looking:
@@ -461,7 +459,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 self._collect(entry)
         if self._stream:
             self._stream.synchronize()
-        return self._exchange(functools.partial(self.comm.all_gather, name=f"step() {self.steps}, after p.grad"))
+        said = self._exchange(functools.partial(self.comm.all_gather, name=f"step() {self.steps}, after p.grad"))
+        _model.same_values(self.comm, [("the gradient of " + entry.words, entry.parameter.grad)
+                                       for entry in self._entries])
+        return said
 
     def _end_gradients(self, keep: bool) -> None:
         """p.grad is then of no use: whoever uses it, or adds to it, is told so. keep: it was that of a step."""
@@ -480,22 +481,29 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _exchange(self, function: Callable[[np.ndarray], np.ndarray], looks: bool = False) -> _Said:
         """All ranks say what their gradients are like. looks: this one needs the averages of all."""
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
-        bits = [looks, self._others.changed(self.steps < _model.CHECKED_STEPS),
+        first = self.steps < _model.CHECKED_STEPS
+        writes = first or self._watches or any(entry.direct and entry.parameter._version != entry.version
+                                               for entry in self._entries)
+        self._others.note_all()
+        bits = [looks, self._others.changed(first), writes,
                 *(entry.parameter.grad is not None for entry in self._entries)]
-        numbers = [[value for value in _model.settings(group).values() if isinstance(value, (int, float, tuple))]
-                   for group in self.param_groups]
-        given = np.float64([squares, zlib.crc32(repr(numbers).encode())]).view(np.uint8)
+        numbers = [[value.tolist() if torch.is_tensor(value) else value for value in _model.settings(group).values()
+                    if isinstance(value, (int, float, tuple, torch.Tensor))] for group in self.param_groups]
+        given = np.float64([squares, zlib.crc32(repr(numbers).encode()), self._others.written]).view(np.uint8)
         every = function(np.concatenate([given, np.packbits(bits)]))
-        squares, checks = every[:, :16].copy().view(np.float64).T
-        any_bits = np.unpackbits(every[:, 16:], axis=1, count=len(bits)).any(axis=0)
-        return _Said(squares.sum(), any_bits[2:], any_bits[1], any_bits[0], int(np.argmax(checks != checks[0])))
+        squares, *checks = every[:, :24].copy().view(np.float64).T
+        looking, moving, writing, *used = np.unpackbits(every[:, 24:], axis=1, count=len(bits)).any(axis=0)
+        return _Said(squares.sum(), np.array(used), moving, looking, writing,
+                     *(int(np.argmax(each != each[0])) for each in checks))
 
     def _reduce(self, name: str, looks: bool = False) -> _Said:
         """Ends the gradient phase. Collective."""
         if not self._begun:
             self._begin()
         for entry in self._entries:
-            if not entry.final:
+            if entry.parameter.grad is not entry.sent:  # the script has put it there, the same on all ranks
+                entry.gradient.zero_()
+            elif not entry.final:
                 self._collect(entry)
             entry.final = True
         self._send(wait=True)
@@ -558,6 +566,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         # Nobody sees that a script reads memory which it has kept, such as p.data or model.state_dict().
         kept = any(entry.direct and _uses(entry.value) > entry.uses for entry in self._entries)
         self._overlaps, self._hooked = self._overlap and self._hooked and not kept and not checks, False
+        self._watches = kept or not self._overlap
+        for entry in filter(lambda each: each.direct, self._entries):
+            entry.version = entry.parameter._version
         if not self._overlaps:  # no module waits for parameters
             self._end_broadcast()
             self._sum = _model.checksum(self._values) if checks else None
@@ -565,7 +576,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._sending = True
         for entry in self._entries:
             entry.parameter.__class__ = _touch.arriving(entry.kind)
-            entry.version = entry.parameter._version
 
     def _end_broadcast(self) -> None:
         """Waits for all parameters."""
@@ -616,19 +626,22 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             buckets = self._meet(module)
         if torch._C._functorch.peek_interpreter_stack() is not None:  # parameters are wrapped
             self._end_broadcast()
-        if getattr(module, "_orig_mod", module) is self._root:
-            self._sync_buffers()
+        root = getattr(module, "_orig_mod", module)
+        if root in self._roots:
+            self._sync_buffers(root)
+        self._others.before_pass(module, torch.is_grad_enabled())
         if not buckets:
             return
         self._hooked = True
         for bucket in buckets:
             self._wait(bucket)
 
-    def _sync_buffers(self) -> None:
+    def _sync_buffers(self, root: torch.nn.Module) -> None:
         """As DistributedDataParallel, gives all ranks rank 0's buffers before a forward pass. Those that change were
         sent by step(); further passes of a step send them again, except within no_sync()."""
-        sends = self._syncs and not self._fresh and torch.is_grad_enabled()
-        self._syncs, self._fresh = torch.is_grad_enabled() and self._sync, False
+        sends = self._roots[root] and root in self._passed and torch.is_grad_enabled()
+        self._roots[root] = torch.is_grad_enabled() and self._sync
+        self._passed.add(root)
         if sends and self._others.may_move(self.steps):
             self._end_broadcast()
             if self._begun:
@@ -636,24 +649,26 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 self._late = True
             self.comm.agree(f"a forward pass of step {self.steps}")
             self._others.send(self.comm)
-        self._others.show()
 
     def _cover(self, module: torch.nn.Module) -> None:
         """Takes what is not trained of a module from rank 0, too. Collective."""
-        self._root = self._root or module
         new = self._others.cover(module)
         _model.same_model(lambda mine: [bytes(each) for each in self.comm.all_gather(np.frombuffer(mine, np.uint8))],
-                          self.comm.rank, new)
+                          self.comm.rank, new + [(f"{name}, element {self._of[id(p)].place.start} of the vector", p)
+                                                 for name, p in module.named_parameters() if id(p) in self._of])
         self._others.spread(self.comm, new)
 
     def _meet(self, module: torch.nn.Module) -> list[int]:
         """Sees a module for the first time. Returns the buckets that it waits for."""
         inside = [id(p) for p in module.parameters() if id(p) in self._of]
+        if not torch.is_grad_enabled():
+            return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
+        if inside and module not in self._inside:
+            self._roots[getattr(module, "_orig_mod", module)] = True
+            self._inside.update(module.modules())
         if inside and module not in self._others.covered:
             _model.check_modules(module)
-            if not torch.is_grad_enabled():
-                return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
-            if self.steps == 0 and not self._begun:
+            if not self._begun and (self.steps == 0 or self._others.is_news(module)):
                 self.comm.agree("its first forward pass")
                 self._cover(module)
             self._others.covered.update(module.modules())
@@ -670,6 +685,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise RuntimeError("lossynet: parameters were still arriving when this process was forked: expected "
                                "optimizer.synchronize() before")
         if whole:
+            self._watches = True
             self._end_broadcast()
         else:
             self._wait(self._of[id(parameter)].bucket)
@@ -710,6 +726,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _keep_report(self, measured: dict[str, Any]) -> None:
         self._report = {"step": self.steps - 1, "norm": self._norm, **measured}
+        self._equal &= not measured["lost"][1] and not measured["lead"]
 
     def report(self) -> dict[str, Any]:
         """What the last measured step was like: the one before the last, or the last after ``synchronize()``.
