@@ -36,7 +36,7 @@ class Saved:
         ``model.state_dict()`` a run of as many ranks continues as if it had not stopped. Collective."""
         self._rest("state_dict()")
         return {"lossynet": {"step": self.steps, "rank": self.comm.rank, "ranks": self.comm.ranks,
-                             "comm": self.comm.state()},
+                             "equal": self._equal, "comm": self.comm.state()},
                 "optimizer": self.optimizer.state_dict(),
                 "values": [self._values[shard].clone() for shard in self._owned]}
 
@@ -99,6 +99,7 @@ class Saved:
         for shard, values in zip(self._owned, state_dict["values"]):
             self._values[shard] = values
         self.steps = of["step"]
+        self._equal &= of.get("equal", False)  # replicas are those that the run had
 
     def _load_gathered(self, state_dict: dict[str, Any]) -> None:
         held = [value for _, each in sorted(state_dict["state"].items()) for value in each.values()]
