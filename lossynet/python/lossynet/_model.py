@@ -138,11 +138,12 @@ def same_values(comm: Comm, every: list[tuple[str, torch.Tensor | None]]) -> Non
 
 
 def _sums(tensor: torch.Tensor | None) -> tuple[float, float]:
-    """Of the elements, and of their magnitudes."""
+    """Of the elements, and as much as that of their magnitudes may be."""
     if tensor is None:
         return 0, 0
     flat = tensor.detach().flatten()
-    return flat.sum(dtype=torch.float32).item(), torch.linalg.vector_norm(flat, 1, dtype=torch.float32).item()
+    norm = torch.linalg.vector_norm(flat, dtype=torch.float32).item()
+    return flat.sum(dtype=torch.float32).item(), norm * len(flat) ** 0.5
 
 
 # ---- what is not trained: frozen parameters and buffers
@@ -156,8 +157,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    flat = _bytes(tensor)
-    return int((flat.view(torch.int32) if flat.numel() % 4 == 0 else flat).sum(dtype=torch.int64))
+    return zlib.crc32(_bytes(tensor).cpu().numpy())
 
 
 def _refuse(gradient: _touch.Sent) -> Any:
