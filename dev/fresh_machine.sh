@@ -18,6 +18,7 @@
 # did not; 2: wrong usage; 77: machines cannot be made here.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
+revision=$(git -C "$root" rev-parse HEAD)
 usage="usage: dev/fresh_machine.sh [--quick] [--as root|user] [--run \"COMMAND; ...\"] [12|13|testing]..."
 wrong() { echo "fresh_machine.sh: $1; $usage" >&2; exit 2; }
 cannot() { echo "no bare machine: $1" >&2; exit 77; }
@@ -70,6 +71,7 @@ unpack() {
     tar -xf "$FRESH/$1.tar" -C "$machine" --exclude './dev/*'
     mkdir -p "$machine/home/user"
     git clone -q --no-hardlinks "$root" "$machine/home/user/clone"
+    git -C "$machine/home/user/clone" reset -q --hard "$revision"
     cp /etc/resolv.conf "$machine/etc/"
     echo "127.0.0.1 localhost $(hostname)" >"$machine/etc/hosts"
     # Where this machine reaches the registries by a proxy, with a certificate of its own, or by a mirror.
@@ -143,6 +145,6 @@ for release in $releases; do
         done <<<"$lines"
     done
 done
-echo "revision $(git -C "$root" describe --always --dirty), $(date -u +%F)"
+echo "revision $(git -C "$root" describe --always "$revision"), $(date -u +%F)"
 printf '| Debian | caller | command | seconds | result |\n|---|---|---|---:|---|\n%s' "$table"
 exit $failed

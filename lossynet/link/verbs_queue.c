@@ -37,13 +37,14 @@ enum {
     SENDS_LEAST = 2 * LOSSYNET_BATCH,
     RECEIVES = 8192,
     RECEIVE_BYTES = 32 << 20,
-    SIGNAL = 32, /* sends per completion */
-    REFILL = 32, /* least receives posted at once, if there is no wait in between */
-    SPINS = 256, /* polls before we give the processor away */
+    SIGNAL = 32,  /* sends per completion */
+    REFILL = 32,  /* least receives posted at once, if there is no wait in between */
+    SPINS = 256,  /* polls before we give the processor away */
+    POLLS = 1000, /* and so many more, on a busy machine, before a device is stuck */
 };
 
-/* After so many seconds without a completion we no longer wait for sends: a port without a cable
- * keeps them. The same holds while the link closes. */
+/* After so many seconds and POLLS without a completion we no longer wait for sends: a port without a
+ * cable keeps them. The same holds while the link closes. */
 static const double STUCK = 0.1;
 
 /* Marks the queue as failed, and logs one line the first time. Returns LOSSYNET_LINK. */
@@ -255,7 +256,7 @@ static bool await_sends(struct verbs_queue *q, uint64_t until) {
         if (q->tx.stuck) return false;
         if (++idle < SPINS) continue;
         if (idle == SPINS) since = ln_now();
-        q->tx.stuck = ln_now() - since > STUCK;
+        q->tx.stuck = idle >= SPINS + POLLS && ln_now() - since > STUCK;
         sched_yield();
     }
     return !q->failed;

@@ -533,7 +533,7 @@ class Running:
 
 def test_a_slow_rank(hosts, data, tmp_path):
     """Two busy loops share one rank's core for a second. The run must not hang, and must recover."""
-    running = Running(hosts, data, tmp_path, steps=600, val=None)
+    running = Running(hosts, data, tmp_path, steps=1500, val=None)
     pid, cores = running.pid(1), os.sched_getaffinity(0)
 
     def run_on(allowed):
@@ -557,9 +557,9 @@ def test_a_slow_rank(hosts, data, tmp_path):
     lossy = [(e["step"], e["gradient_loss_rate"], e["parameter_loss_rate"]) for e in steps
              if e["gradient_loss_rate"] + e["parameter_loss_rate"]]
     print(lossy)
-    assert len(steps) == 600
+    assert len(steps) == 1500
     # A busy machine may delay a packet for too long now and then, also without the loops.
-    assert len([step for step, _, _ in lossy if step >= 550]) <= 3
+    assert len([step for step, _, _ in lossy if step >= 1450]) <= 3
 
 
 def test_a_cut_of_three_seconds(hosts, data, tmp_path):
