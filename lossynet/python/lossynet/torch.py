@@ -149,10 +149,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._norm, self._report = 0.0, {}
         self._not_finite: NotFinite | None = None  # what no receiver took in this step
         self._unsent = False  # the last gradients came within no_sync()
-        self._sending = False  # parameters, while the script goes on
-        self._watches = False  # the script may write parameters without a trace
-        # Replicas are equal as long as nothing is lost.
-        self._equal = not (rule or float(self.comm.option("look_ahead")) or self.comm.option("wire_dtype") != "float32")
+        self._sending = self._watches = False  # parameters, while the script goes on; it may write them without a trace
+        self._equal = not (rule or float(self.comm.option("look_ahead"))  # replicas, as long as nothing is lost
+                           or self.comm.option("wire_dtype") != "float32")
         self._sum: int | None = None  # of the parameters as the last of the first steps left them
         self._next = 0  # the first bucket that has not been sent in this step
         self._of_bucket = [[entry for entry in self._entries if entry.bucket == each] for each in range(len(sizes))]
@@ -655,7 +654,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         new = self._others.cover(module)
         _model.same_model(lambda mine: [bytes(each) for each in self.comm.all_gather(np.frombuffer(mine, np.uint8))],
                           self.comm.rank, new + [(f"{name}, element {self._of[id(p)].place.start} of the vector", p)
-                                                 for name, p in module.named_parameters() if id(p) in self._of])
+                                                 for name, p in module.named_parameters() if id(p) in self._of
+                                                 and not torch.jit.is_tracing()])  # which records shapes
         self._others.spread(self.comm, new)
 
     def _meet(self, module: torch.nn.Module) -> list[int]:
