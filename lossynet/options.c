@@ -21,7 +21,7 @@ static const char *const lead_names[] = {"auto", "off", NULL};
 
 static bool parse_deadline(const char *text, double *seconds) {
     char *end;
-    *seconds = strtod(text, &end);
+    *seconds = ln_number(text, &end);
     if (!strcmp(text, "auto") || !strcmp(text, "off")) return *seconds = 0, true;
     return end != text && !*end && isfinite(*seconds) && *seconds > 0;
 }
@@ -185,7 +185,7 @@ static const char *set_number(void *place, const struct lossynet_option *o, int 
     long long whole = LOSSYNET_AUTO;
     errno = 0;
     if (!automatic && real)
-        number = strtod(text, &end);
+        number = ln_number(text, &end);
     else if (!automatic)
         whole = strtoll(text, &end, 10);
     const double value = real ? number : (double)whole;
@@ -203,7 +203,6 @@ static const char *set_number(void *place, const struct lossynet_option *o, int 
 
 static bool set_numbers(void *place, const struct lossynet_option *o, const char *text,
                         bool checked) {
-    if (strpbrk(text, "xX")) return false; /* strtod takes 0x10 */
     const char *end = set_number(place, o, 0, text, checked);
     if (end && lossynet_option_is_pair(o))
         end = set_number(place, o, 1, *end == ',' ? end + 1 : text, checked);

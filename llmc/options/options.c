@@ -176,8 +176,8 @@ static const struct lossynet_option table[] = {
          "largest file of a checkpoint's model. Each file is written by another rank; a smaller "
          "model is one file"),
     STRING("resume", resume, SWEEPS | EACH_START, NULL, "DIR|auto",
-           "continue from a checkpoint. auto: from the newest undamaged one in OUT, or from the "
-           "start if there is none"),
+           "continue from a checkpoint. auto: from the newest complete one in OUT, or from the "
+           "start if there is none; if bytes of it have changed, the run ends"),
     SWITCH("overwrite", overwrite, SWEEPS | EACH_START | IF_SAVES,
            "replace an earlier run in OUT: remove its log and its checkpoints"),
     WHOLE("eval-every", eval_every, NEUTRAL | IF_EVALUATES, "0", 0, INT_MAX, "N",

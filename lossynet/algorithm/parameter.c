@@ -119,9 +119,8 @@ static void count(struct lossynet_comm *comm, int v) {
 /* Copies packets between workers of the rank. The outer loop is over owners: all receivers read one
  * owner's shards while these are in the cache. */
 static void copy_local(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-    const int threads = comm->resources.memory.broadcast ? ln_threads_for_marks(comm)
-                                                         : ln_threads_for_workers(comm);
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
+#pragma omp parallel for collapse(2) schedule(static) num_threads(                                 \
+    comm->resources.memory.broadcast ? ln_threads_for_marks(comm) : ln_threads_for_workers(comm))
     for (int s = 0; s < comm->workers.local; s++) {
         for (int v = 0; v < comm->workers.local; v++) {
             int owner = comm->workers.first + s, to = comm->workers.first + v;

@@ -9,6 +9,7 @@
 
 #include "lossynet/base/types.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -76,6 +77,16 @@ bool ln_port_bind(int fd, struct sockaddr *address, size_t bytes, const int port
 
 /* Parses FIRST-LAST: ports from 1 to 65535, at least two. Returns false for other texts. */
 bool ln_port_parse(const char *text, int ports[2]);
+
+/* ---- numbers ---- */
+
+/* strtod() without hexadecimal numbers: of these it takes nothing. */
+static inline double ln_number(const char *text, char **end) {
+    const char *digits = text + strspn(text, " +-");
+    if (digits[0] != '0' || (digits[1] | 32) != 'x') return strtod(text, end);
+    *end = (char *)text;
+    return 0;
+}
 
 /* ---- time ---- */
 

@@ -117,11 +117,11 @@ static bool name_parse(const char **text, char *name, size_t size) {
 /* Parses VALUE or GRADIENTS:PARAMETERS. Moves *text behind it. */
 static bool values_parse(const char **text, double value[2]) {
     char *end;
-    value[0] = value[1] = strtod(*text, &end);
+    value[0] = value[1] = ln_number(*text, &end);
     bool ok = end != *text;
     if (ok && *end == ':') {
         *text = end + 1;
-        value[1] = strtod(*text, &end);
+        value[1] = ln_number(*text, &end);
         ok = end != *text;
     }
     *text = end;

@@ -319,7 +319,7 @@ static lossynet_status chain_parse(struct ln_loss *loss, const char *model, char
                                    size_t why_size) {
     const char *text = strchr(model, ':') + 1;
     char *end;
-    double mean = strtod(text, &end);
+    double mean = ln_number(text, &end);
     const bool shared = loss->model == LOSS_OUTAGE && end != text && *end == ':';
     if (end == text || (*end && !shared) || !(mean >= 1 && mean <= 1e6)) {
         snprintf(why, why_size,

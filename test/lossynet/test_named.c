@@ -116,6 +116,7 @@ static void wrong_values_change_nothing(void **state) {
         {"look-ahead", "-1", "expected a number from 0 to 100"},
         {"look-ahead", "0x10", "expected a number from 0 to 100, got '0x10'"},
         {"deadline", "0", "expected auto, off or a number of seconds"},
+        {"deadline", "0x1", "expected auto, off or a number of seconds"},
         {"estimator", "median", "expected one of mean balanced"},
         {"link", "tcp", "expected one of auto mpi"},
         {"traffic-class", "blue", "expected default, le"},
