@@ -13,7 +13,7 @@ import time
 import pytest
 
 from etcd import Etcd, free_port
-from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, read_log, run, succeed
+from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, read_log, run, start, succeed
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import one_line
 
@@ -656,11 +656,13 @@ def test_all_ranks_resume_from_the_checkpoint_of_rank_0(data, tmp_path, etcd):
 
 def test_a_run_whose_last_step_is_not_saved_is_not_complete(data, tmp_path, etcd):
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "checkpoint-00000003").write_text("in the way of the last checkpoint", encoding="utf-8")
-    done = run(*settings(data, out, meet=etcd.url(tmp_path.name), workers=None, val=None, steps=3,
-                         save_every=2, overwrite=True))
-    assert done.returncode == 1, done.stderr
-    assert f"step 3 could not be saved, see above: the newest checkpoint is '{out}/checkpoint-00000002'" in done.stderr
+    process = start(*settings(data, out, meet=etcd.url(tmp_path.name), workers=None, val=None, steps=500,
+                              save_every=400))
+    while not (out / "log.jsonl").exists() and process.poll() is None:
+        time.sleep(0.01)
+    (out / "checkpoint-00000500").write_text("in the way of the last checkpoint", encoding="utf-8")
+    _, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, stderr
+    assert f"step 500 could not be saved, see above: the newest checkpoint is '{out}/checkpoint-00000400'" in stderr
     assert read_log(out / "log.jsonl")[-1]["status"] == "not saved"
     assert not etcd.holds(f"{tmp_path.name}/complete") and etcd.holds(f"{tmp_path.name}/options")
