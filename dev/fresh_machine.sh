@@ -18,7 +18,6 @@
 # did not; 2: wrong usage; 77: machines cannot be made here.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-revision=$(git -C "$root" rev-parse HEAD)
 usage="usage: dev/fresh_machine.sh [--quick] [--as root|user] [--run \"COMMAND; ...\"] [12|13|testing]..."
 wrong() { echo "fresh_machine.sh: $1; $usage" >&2; exit 2; }
 cannot() { echo "no bare machine: $1" >&2; exit 77; }
@@ -45,6 +44,7 @@ mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
     grep -oE '^[^#]*(https?|file)://[^ ]*/debian/?( |$)' | grep -oE '(https?|file)://[^ ]*' | head -n 1) || true
 [ -n "$mirror" ] || cannot "this machine's package sources name no mirror of Debian"
 
+revision=$(git -C "$root" rev-parse HEAD)
 FRESH=${FRESH:-/var/tmp/fresh_machine} # not in the build folder, where make reads all .d files
 mkdir -p "$FRESH"
 FRESH=$(cd "$FRESH" && pwd)

@@ -865,6 +865,10 @@ def test_broken_model_directories(data, model, tmp_path):
     attempt(lambda f: (f / "model.safetensors").unlink(), "model.safetensors")
     attempt(cut_weights, "model.safetensors")
     attempt(edit_config(hidden_size=-64), "hidden_size")
+    attempt(edit_config(num_hidden_layers=4), "config.json' is not what the run wrote")
+    of_another_program = tmp_path / "other"
+    shutil.copytree(model, of_another_program, ignore=shutil.ignore_patterns("trainer.json"))
+    model = of_another_program
     attempt(edit_config(num_hidden_layers=4), "model.safetensors")
     attempt(edit_config(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling")
     attempt(edit_config(hidden_act="gelu"), "hidden_act")
