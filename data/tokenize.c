@@ -326,8 +326,8 @@ static int check_separator(const struct job *job) {
                   separator);
     if (found <= job->separators) return 0;
     log_error("--separator '%.200s' is %" PRIu64 " lines of the input, and %" PRIu64
-              " times within "
-              "a line, where it divides nothing: expected a line of its own between documents",
+              " times within a line, where it divides nothing: "
+              "expected a line of its own between documents",
               separator, job->separators, found - job->separators);
     return job->separators ? 0 : -1;
 }

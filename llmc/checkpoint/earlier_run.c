@@ -77,9 +77,8 @@ static int check_log(const struct options *o) {
 /* What is in the way of the last checkpoint would cost the whole run. An older checkpoint is replaced. */
 static int check_last_place(const struct options *o) {
     char last[FILE_PATH_BYTES], trainer[FILE_PATH_BYTES];
-    if (snprintf(last, sizeof last, "%s/checkpoint-%08d", o->out, o->steps) >= (int)sizeof last ||
-        file_join(trainer, last, "trainer.json"))
-        return log_error("--out: the path '%.100s...' is too long", o->out);
+    if (resume_checkpoint_path(o->out, o->steps, last) || file_join(trainer, last, "trainer.json"))
+        return -1;
     return access(trainer, F_OK) ? hf_model_check_place(last) : 0;
 }
 

@@ -211,8 +211,7 @@ int resume_verify(const char *directory, const json_t *saved, int rank, int rank
         saved = read = json_load_file(path, 0, NULL);
         if (!read)
             return log_error("'%s' is damaged, and says which model the run wrote: expected JSON; "
-                             "to take the model as "
-                             "it is, remove trainer.json",
+                             "to take the model as it is, remove trainer.json",
                              path);
     }
     json_object_foreach(json_object_get(saved, "files"), name, entry) {
@@ -290,6 +289,12 @@ bool resume_is_checkpoint_name(const char *name) {
     size_t length = sizeof prefix - 1;
     if (strncmp(name, prefix, length) != 0) return false;
     return name[length] && strspn(name + length, "0123456789") == strlen(name + length);
+}
+
+int resume_checkpoint_path(const char *out, int step, char path[FILE_PATH_BYTES]) {
+    char name[RESUME_NAME_BYTES];
+    snprintf(name, sizeof name, "checkpoint-%08d", step);
+    return file_join(path, out, name);
 }
 
 /* Finds the complete checkpoints under `out`, and counts the others that have a trainer.json. */

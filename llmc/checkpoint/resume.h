@@ -64,6 +64,10 @@ int resume_choose(struct options *options, const char *newest);
 /* Whether a name is checkpoint-N, as a run names its checkpoints. */
 bool resume_is_checkpoint_name(const char *name);
 
+/* The path of the checkpoint of a step in `out`. Returns 0, or -1 after reporting a path that is too
+ * long. */
+int resume_checkpoint_path(const char *out, int step, char path[FILE_PATH_BYTES]);
+
 /* Reads DIR/trainer.json. Returns 0, or -1 after reporting; the caller releases *saved. */
 int resume_open(const char *directory, json_t **saved, struct resume_point *at);
 

@@ -26,10 +26,9 @@ int preflight(const struct options *options, const struct lossynet_world *world)
 struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte */
     char host[64];
     char program[CHECKSUM_TEXT_BYTES];
-    char data
-        [CHECKSUM_TEXT_BYTES];    /* of what ranks compare at the start of a run (common_facts.h) */
-    char device[112], driver[32]; /* driver "": none */
-    char wrong[LOG_BYTES];        /* a fault that the rank itself found; "": none */
+    char data[CHECKSUM_TEXT_BYTES]; /* of what ranks compare at the start (common_facts.h) */
+    char device[112], driver[32];   /* driver "": none */
+    char wrong[LOG_BYTES];          /* a fault that the rank itself found; "": none */
     bool on_device;
     double memory_free, memory_needed; /* bytes: free on the host; needed by this rank */
     double device_free, device_needed;

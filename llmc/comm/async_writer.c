@@ -254,18 +254,13 @@ int async_writer_finish(struct async_writer *s) {
 
 /* *go: whether a checkpoint of this step can be begun; if not, the reason was reported. */
 static int begin(struct async_writer *s, int step, bool *go) {
-    const char *out = s->facts->options->out;
     if (async_writer_finish(s)) return -1;
     join(s);
     s->started++;
     s->note.state = READY;
-    if (snprintf(s->directory, sizeof s->directory, "%s/checkpoint-%08d", out, step) >=
-        (int)sizeof s->directory) {
-        log_error("%s: the path is too long", out);
+    if (resume_checkpoint_path(s->facts->options->out, step, s->directory) ||
+        (s->facts->rank == 0 && hf_model_begin(s->directory)))
         s->note.state = FAILED;
-    } else if (s->facts->rank == 0 && hf_model_begin(s->directory)) {
-        s->note.state = FAILED;
-    }
     if (exchange_notes(s)) return -1;
     *go = count(s, FAILED) == 0;
     if (!*go && s->facts->rank == 0) {

@@ -15,7 +15,8 @@ struct exchange {
     int32_t *partner;
 };
 
-/* The functions for lossynet_settings, of vectors on e->be; their context is `e`, which exchange_open sets later. */
+/* The functions for lossynet_settings, of vectors on e->be; their context is `e`, which
+ * exchange_open sets later. */
 struct lossynet_memory exchange_memory(struct exchange *e);
 
 /* Learns the packets of `comm`, whose workers are all in this rank. The caller has set `be`. Returns 0,

@@ -374,9 +374,10 @@ struct ln_feedback {
     float share;
     float *mass; /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL: no
                     error feedback */
-    /* [V][elements]: gradients that were lost, and what rounding took away. bfloat16. In a long outage a residual grows to hundreds of
-     * gradients, and to nearest it would not grow beyond 256 times what is added. So what is lost
-     * is rounded at random, with numbers that depend on (seed, step, worker, element). */
+    /* [V][elements]: gradients that were lost, and what rounding took away. bfloat16. In a long
+     * outage a residual grows to hundreds of gradients, and to nearest it would not grow beyond 256
+     * times what is added. So what is lost is rounded at random, with numbers that depend on (seed,
+     * step, worker, element). */
     uint16_t *residual;
     uint64_t step; /* whose packets senders are told about */
     int *added;    /* [V]: buckets of the present vector to which the residual is added */

@@ -1,6 +1,7 @@
 /* exchange.cuh — the exchange between workers that share a device. One launch does the work of a phase
  * for all packets and all workers: it rounds packets as on the network (to bfloat16 or in blocks),
- * averages them, or copies those that arrived. Other kernels round, and gather single elements for the host. */
+ * averages them, or copies those that arrived. Other kernels round, and gather single elements for
+ * the host. */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
 

@@ -25,6 +25,16 @@ def settings(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
+def is_wrapped(module: torch.nn.Module) -> bool:
+    """Whether a module is torch.compile's or torch.jit's around another. Its parts do not call hooks."""
+    return hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether module.compile() was called. Its parts do not call hooks."""
+    return bool(getattr(module, "_compiled_call_impl", None))
+
+
 # ---- refusals
 
 def check_parameters(parameters: Named) -> None:
@@ -234,9 +244,9 @@ class Others:
     def before_pass(self, module: torch.nn.Module, trains: bool) -> None:
         """Buffers of a module become those that were sent. trains: the pass changes them as DistributedDataParallel
         knows it."""
-        whole = hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule) or \
-            getattr(module, "_compiled_call_impl", None)  # its parts do not call hooks
-        for each in module.modules() if whole else [module]:
+        if not self._seen:
+            return
+        for each in module.modules() if is_wrapped(module) or is_compiled(module) else [module]:
             if each in self._seen:
                 self._note(each)
                 for buffer, version, content in self._pending.pop(each, ()):

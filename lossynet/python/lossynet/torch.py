@@ -672,9 +672,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 self.comm.agree("its first forward pass")
                 self._cover(module)
             self._others.covered.update(module.modules())
-        # A compiled module's parts do not call hooks.
-        parts = [module, *(m for m in module.modules() if getattr(m, "_compiled_call_impl", None))]
-        whole = hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
+        parts = [module, *filter(_model.is_compiled, module.modules())]
+        whole = _model.is_wrapped(module)
         own = {id(p) for part in parts for p in part.parameters(whole or part is not module)}
         self._modules[module] = sorted({self._of[p].bucket for p in own if p in self._of}, reverse=True)
         return self._modules[module]
