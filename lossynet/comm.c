@@ -74,13 +74,15 @@ static lossynet_status check_wire(const struct ln_partition *partition) {
 }
 
 /* Checks that a replay's record has the packets of this run. */
-static lossynet_status check_replay(const struct lossynet_comm *comm) {
+static lossynet_status check_replay(const struct lossynet_comm *comm,
+                                    const struct lossynet_settings *settings) {
     const int workers = comm->partition.workers;
     size_t *packets = ln_memory_take((size_t)workers, sizeof *packets);
     char why[256] = "no memory for the replay";
     for (int w = 0; packets && w < workers; w++)
         packets[w] = ln_partition_owner_packets(&comm->partition, w);
-    const bool fits = packets && ln_loss_replay_fits(comm->loss.replay, packets, why, sizeof why);
+    const bool fits = packets && ln_loss_replay_fits(comm->loss.replay, packets, workers,
+                                                     settings->error_feedback, why, sizeof why);
     if (!fits) ln_log("%s", why);
     free(packets);
     return fits ? LOSSYNET_OK : LOSSYNET_INVALID;
@@ -124,7 +126,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                                settings->shard_elements, packet_bytes, settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
-    if (comm->loss.replay && !comm->resources.pool.measuring) status = check_replay(comm);
+    if (comm->loss.replay && !comm->resources.pool.measuring) status = check_replay(comm, settings);
     if (status) return status;
     status = ln_names_open(comm, settings);
     if (status) return status;

@@ -430,7 +430,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     struct lossynet_part part;
     for (int w = 0; w < d->local; w++) /* in a replay, owners may have different leads */
         d->vectors.sent_ahead |=
-            lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
+            leads && lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* A single worker owns all parameters, so only AdamW changes the weights in use. */
     if (d->workers == 1 || d->placement.copy_bytes == 2) step.weights = d->port.weights[0];
     for (int w = 0; w < d->local; w++) {
@@ -440,7 +440,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         /* A trace of an invented run (scripts/late_ranks.py) has no norm. */
         const bool knows = replayed && !isnan(part.norm);
         step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
-        step.lead = knows ? part.lead : lead;
+        step.lead = knows && leads ? part.lead : lead;
         worker_update(k, d->be, d->layout, d->options, &step, k->range, d->layout->buckets);
         /* A replayed owner that did not lead. */
         for (int b = 0; b < d->layout->buckets && d->vectors.sent_ahead && step.lead == 0; b++)

@@ -94,6 +94,6 @@ void ln_arrivals_open(struct lossynet_comm *comm) {
 
 void ln_arrivals_close(struct lossynet_comm *comm) {
     if (!comm->arrivals.trace) return;
-    fputs(LOSSYNET_TRACE_END, comm->arrivals.trace);
+    fputs(LOSSYNET_TRACE_END "\n", comm->arrivals.trace);
     fclose(comm->arrivals.trace);
 }

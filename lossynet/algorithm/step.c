@@ -43,6 +43,8 @@ static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
 
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     ln_not_finite_log(comm);
+    if (comm->loss.replay && !ln_loss_replay_has(comm->loss.replay, step))
+        return ln_fail(LOSSYNET_FILE, "the replay has no step %llu", (unsigned long long)step);
     comm->steps.step = step;
     comm->steps.current = !comm->steps.current;
     if (comm->transport) ln_transport_set_step(comm->transport, step);

@@ -112,7 +112,7 @@ lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world
 void ln_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender, int receiver,
                         const uint8_t *arrived, size_t n);
 /* The last line of a record that is whole. */
-#define LOSSYNET_TRACE_END "# end\n"
+#define LOSSYNET_TRACE_END "# end"
 /* Writes what a worker did in a step. */
 void ln_loss_trace_part(FILE *trace, uint64_t step, int worker, const struct lossynet_part *part);
 /* Writes told[w], w < workers: in this step owner w has told this worker which packets arrived. */
@@ -127,13 +127,15 @@ lossynet_status ln_loss_trace_flush(FILE *trace, int rank);
 lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t steps,
                                     struct ln_loss_replay **out, char *why, size_t why_size);
 /* Whether the record has, in all steps, the packets of this run: packets[owner], from each worker to the owner
- * and from the owner to each. If not, `why` gets one line. */
-bool ln_loss_replay_fits(const struct ln_loss_replay *replay, const size_t *packets, char *why,
-                         size_t why_size);
+ * and from the owner to each, and what error feedback needs. If not, `why` gets one line. */
+bool ln_loss_replay_fits(const struct ln_loss_replay *replay, const size_t *packets, int workers,
+                         bool feedback, char *why, size_t why_size);
 void ln_loss_replay_close(struct ln_loss_replay *replay); /* NULL is fine */
 /* Sets arrived[k] as ln_loss_mask does. */
 void ln_loss_replay_mask(const struct ln_loss_replay *replay, lossynet_phase phase, uint64_t step,
                          int sender, int receiver, size_t n, uint8_t *arrived);
+/* Whether the record has this step. */
+bool ln_loss_replay_has(const struct ln_loss_replay *replay, uint64_t step);
 /* Whether an owner told a worker in this step which packets arrived. */
 bool ln_loss_replay_told(const struct ln_loss_replay *replay, uint64_t step, int worker, int owner);
 struct lossynet_part ln_loss_replay_part(const struct ln_loss_replay *replay, uint64_t step,

@@ -157,7 +157,50 @@ def test_a_record_that_does_not_fit(data, tmp_path):
     refused(whole, "it is of 4 workers: expected the 8 of this run", workers=8)
     refused(whole, "it has 3 steps: expected the 4 of this run", steps=4)
     refused(whole, "step 0, worker ", packet_bytes=512)
-    refused("", "expected what a run that records losses")
+    refused("", "it is cut off")
+    refused("# end\n", "expected what a run that records losses")
+    of = lambda line, what: f"# step {what}" in line
+    without = lambda what: "".join(line for title, line in zip(["", *lines], lines) if not of(line, what) and not of(title, what))
+    step = lines.index(next(line for line in lines if of(line, "1, gradient")))
+    refused(without("1, "), "it lacks step 1: expected all that was recorded")
+    refused("".join(line for line in lines if "worker 2 computes" not in line),
+            "it has nothing of worker 2: expected the records of all ranks")
+    refused(whole[:-len("# end\n")] + whole, "step 0 of worker 0 is there twice: expected the record of each rank once")
+    refused("".join(line for line in lines if "told" not in line), "it does not say what senders were told")
+    for junk in ("01x10\n", "# step 1, grad, worker 0 to 1\n", "# step 1, worker -1 idles, norm nan, lead nan\n",
+                 "# step 1, worker 1 idles, norm -1, lead nan\n", "# step 1, worker 1 computes, norm 1, lead inf\n",
+                 "# step 1, worker 0 told 1z\n"):
+        made_up.write_text("".join([*lines[:step], junk, *lines[step:]]))
+        line = one_line(run(*settings(data, tmp_path / "again", **plain, loss_model=f"replay:{made_up}")), 2)
+        assert f"replay {made_up}, line {step + 1}: expected what --record-loss writes" in line
+    made_up.write_text(whole.replace("\n", "\r\n"))
+    train(data, tmp_path / "again", **plain, loss_model=f"replay:{made_up}")
+    assert weights(tmp_path / "again") == weights(tmp_path / "plain")
+
+
+def test_records_of_a_lead_without_one(data, tmp_path):
+    """The record of a run that led, replayed by one that does not."""
+    record, made_up = tmp_path / "record", tmp_path / "made up"
+    plain = {"val": None, "plain": True, "workers": 4, "steps": 3, "seq": 16, "clip": 0}
+    train(data, tmp_path / "plain", **plain, record_loss=record)
+    text = subprocess.run([ROOT / "scripts/late_ranks.py", record, "--steps", "3", "--deadline", "1000"], text=True,
+                          capture_output=True, check=True).stdout
+    made_up.write_text(text.replace("norm nan, lead nan", "norm 0x1p+0, lead 0x1p-1"))
+    log = train(data, tmp_path / "again", **plain, loss_model=f"replay:{made_up}")
+    assert log[-1]["status"] == "complete"
+    assert weights(tmp_path / "again") == weights(tmp_path / "plain")
+
+
+def test_a_record_that_begins_later(data, tmp_path):
+    """As that of a resumed run: its steps are there for one that is resumed there, and for no other."""
+    record, made_up, out = tmp_path / "record", tmp_path / "made up", tmp_path / "out"
+    plain = {"val": None, "plain": True, "workers": 4, "seq": 16, "schedule": "constant"}
+    train(data, out, **plain, steps=2, record_loss=record)
+    lines = subprocess.run([ROOT / "scripts/late_ranks.py", record, "--steps", "4", "--deadline", "1000"], text=True,
+                           capture_output=True, check=True).stdout.splitlines(keepends=True)
+    made_up.write_text("".join(lines[lines.index(next(line for line in lines if "# step 2," in line)):]))
+    line = one_line(run(*settings(data, tmp_path / "new", **plain, steps=4, loss_model=f"replay:{made_up}")), 1)
+    assert "the replay has no step 0" in line
 
 
 def test_wrong_use(data, tmp_path):

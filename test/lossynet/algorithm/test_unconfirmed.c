@@ -18,8 +18,10 @@ static bool happens(uint64_t seed, uint64_t step, uint64_t what, double probabil
     return step >= RANDOM || random_unit(seed, step, what) < probability;
 }
 
+/* In each step at least one worker takes part, or the record lacks it. */
 static struct part part_of(uint64_t seed, uint64_t step, int worker) {
-    struct part part = {.takes_part = happens(seed, step, 100 + (uint64_t)worker, 0.8)};
+    struct part part = {.takes_part = worker == (int)(step % WORKERS) ||
+                                      happens(seed, step, 100 + (uint64_t)worker, 0.8)};
     part.computes = part.takes_part && happens(seed, step, 200 + (uint64_t)worker, 0.8);
     return part;
 }
