@@ -442,7 +442,21 @@ const char *options_unused(const struct options *o, int i) {
     return NULL;
 }
 
+/* Prints a line if the loss model and the loss rates do not belong together. */
+static void print_unused_loss(const struct options *o) {
+    const char *model = o->net.loss_model, *at = o->net.loss_at;
+    const bool replays = !strncmp(model, "replay:", 7),
+               dropped = o->net.loss_rate[0] > 0 || o->net.loss_rate[1] > 0;
+    if (o->algorithm == ALGORITHM_RELIABLE) return;
+    if (replays && dropped)
+        printf("note: --loss-rate: no effect with --loss-model replay, whose record says what "
+               "arrives\n");
+    else if (!replays && !dropped && (!at || !strcmp(at, "none")) && strcmp(model, "bernoulli"))
+        printf("note: --loss-model %s: nothing is dropped with --loss-rate 0\n", model);
+}
+
 void options_print_unused(const struct options *o) {
+    print_unused_loss(o);
     for (int n = 0; n < NEEDS; n++) {
         const char *before = "note: ";
         for (int i = 0; i < ENTRIES; i++) {

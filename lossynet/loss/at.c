@@ -94,10 +94,11 @@ uint64_t ln_at_fingerprint(const struct ln_at *at, uint64_t hash) {
 /* ---- reading a list ---- */
 
 /* Parses a worker's number, or '*', every worker. Moves *text behind it. */
-enum { EVERY = INT_MIN };
+#define EVERY LONG_MIN
 static bool end_parse(const char **text, long *worker) {
     char *end = (char *)*text + 1;
     *worker = **text == '*' ? EVERY : strtol(*text, &end, 10);
+    if (*worker == EVERY && **text != '*') ++*worker; /* a number that no worker has */
     const bool ok = end != *text;
     *text = end;
     return ok;

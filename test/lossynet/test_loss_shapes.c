@@ -527,6 +527,7 @@ static void test_check(void **state) {
         {"bernoulli", "-1=0.5", "worker -1: expected 0 to 7", 0},
         {"bernoulli", "1=0,2-8=0.5", "'2-8=0.5': worker 8: expected 0 to 7", 0},
         {"bernoulli", "2--1=0.5", "worker -1: expected 0 to 7", 0},
+        {"bernoulli", "-2147483648=0.5", "worker -2147483648: expected 0 to 7", 0},
         {"bernoulli", "2-2=0.5", "'2-2=0.5': expected two workers", 0},
         {"bernoulli", "2=1.5", "'2=1.5': loss rate 1.5: expected a number from 0 to 1", 0},
         {"bernoulli", "2=-0.5", "loss rate -0.5: expected", 0},

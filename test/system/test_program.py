@@ -302,6 +302,9 @@ def test_dry_run_names_options_without_an_effect():
     done = succeed("--dry-run", "--workers=4", "--algorithm=reliable", "--loss-rate=0.2")
     assert "note: --loss-rate: no effect with --algorithm reliable, which loses nothing\n" in done.stdout
     assert "no effect" not in succeed("--dry-run", "--workers=4", "--loss-rate=0.2").stdout
+    nothing = "note: --loss-model burst:8: nothing is dropped with --loss-rate 0\n"
+    for more, said in (((), True), (("--loss-rate=0.2",), False), (("--loss-at=1=0.5",), False)):
+        assert (nothing in succeed("--dry-run", "--workers=4", "--loss-model=burst:8", *more).stdout) == said, more
 
 
 def test_the_default_is_short_for_options(data, tmp_path):
