@@ -6,7 +6,8 @@
  *     optimizer-00001-of-00002.safetensors  the workers that rank 0 of 2 hosts; for each worker W:
  *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
  *                                           (param_layout.h) for which W has moments
- *         worker.W.m, .v    F32 (elements)  these moments, run after run
+ *         worker.W.m, .v    F32 (elements)  these moments, run after run; with Muon no v of
+ *                                           the layers' matrices
  *         worker.W.stale    I64 (runs, 2)   where W's replica differs from what the last broadcast
  *                                           sent, and from that rounded to --wire-dtype
  *         worker.W.replica  F32 (elements)  the replica's values there

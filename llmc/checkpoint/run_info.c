@@ -22,19 +22,18 @@ json_t *run_info_event(const struct run_info *run) {
     const struct llama_config *c = &run->layout->config;
     char attention[RUN_INFO_ATTENTION_BYTES];
     run_info_attention(run->be, attention);
-    return json_pack("{s:s, s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:s,"
-                     " s:b, s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
-                     "event", "run", "options", options_json(run->options, 0), "git_revision",
-                     run->revision, "backend", run->be->details, "attention", attention, "ranks",
-                     run->ranks, "workers", run->workers, "threads", run->threads, "batch",
-                     run->batch, "seq", run->seq, "parameters", (json_int_t)run->layout->count,
-                     "optimizer_bytes_per_worker", (json_int_t)(2 * run->moments * sizeof(float)),
-                     "link", run->link, "sends", run->sends, "peers", run->mapped, "packet_bytes",
-                     (json_int_t)run->packet_bytes, "model", "width", c->width, "layers", c->layers,
-                     "heads", c->heads, "kv_heads", c->kv_heads, "head_size", c->head_size,
-                     "hidden", c->hidden, "vocabulary", c->vocabulary, "positions", c->positions,
-                     "norm_eps", jsonl_float(c->norm_eps), "rope_theta", jsonl_float(c->rope_theta),
-                     "tied", c->tied);
+    return json_pack(
+        "{s:s, s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:s,"
+        " s:b, s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
+        "event", "run", "options", options_json(run->options, 0), "git_revision", run->revision,
+        "backend", run->be->details, "attention", attention, "ranks", run->ranks, "workers",
+        run->workers, "threads", run->threads, "batch", run->batch, "seq", run->seq, "parameters",
+        (json_int_t)run->layout->count, "optimizer_bytes_per_worker",
+        (json_int_t)(run->moments * sizeof(float)), "link", run->link, "sends", run->sends, "peers",
+        run->mapped, "packet_bytes", (json_int_t)run->packet_bytes, "model", "width", c->width,
+        "layers", c->layers, "heads", c->heads, "kv_heads", c->kv_heads, "head_size", c->head_size,
+        "hidden", c->hidden, "vocabulary", c->vocabulary, "positions", c->positions, "norm_eps",
+        jsonl_float(c->norm_eps), "rope_theta", jsonl_float(c->rope_theta), "tied", c->tied);
 }
 
 /* Says how often lost packets go again, at the start. */

@@ -32,7 +32,7 @@ struct run_info {
         uint64_t tokens, checksum;
     } data; /* training data: number of tokens, and their checksum; 0 without data */
     size_t packet_bytes, packets; /* packets: number of packets of one vector, over all owners */
-    size_t moments;               /* elements of a moment, of the worker that owns most */
+    size_t moments;               /* elements of both moments of a worker, at most */
 };
 
 json_t *

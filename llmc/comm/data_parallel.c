@@ -119,6 +119,7 @@ static int open_port(struct data_parallel *d) {
 static int allocate_workers(struct data_parallel *d) {
     const struct placement *p = &d->placement;
     const size_t local = (size_t)d->local, N = (size_t)d->workers;
+    const struct range all = {0, d->layout->count, 0};
     d->vectors.params = calloc(2 * local, sizeof *d->vectors.params);
     d->vectors.ahead = calloc(local, sizeof *d->vectors.ahead);
     d->range = calloc(local * (size_t)d->layout->buckets, sizeof *d->range);
@@ -137,7 +138,9 @@ static int allocate_workers(struct data_parallel *d) {
         k->range = d->range + (size_t)w * d->layout->buckets;
         find_shards(d, k->id, d->range + (size_t)w * d->layout->buckets);
         port_share_vectors(&d->port, w);
-        if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
+        if (param_layout_squares(d->layout, p->steps_alone ? &all : k->range,
+                                 p->steps_alone ? 1 : (size_t)d->layout->buckets, &k->squares) ||
+            worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
             return -1;
         d->vectors.params[w] = k->comm_params;
         d->vectors.grads[w] = k->comm_grads;
@@ -182,12 +185,14 @@ void data_parallel_close(struct data_parallel *d) {
 /* ---- the model, and small numbers ------------------------------------------------------- */
 
 size_t data_parallel_moments(const struct data_parallel *d) {
-    size_t moments = worker_steps_alone(d->options) ? d->layout->count : 0;
+    size_t most = worker_steps_alone(d->options) ? d->layout->count : 0, squares;
+    if (d->layout->shard_elements)
+        return param_layout_largest_owner(d->layout, d->workers, &squares) + squares;
     for (int w = 0; w < d->workers; w++) {
         size_t owned = lossynet_owned_elements(d->comm, w);
-        if (owned > moments) moments = owned;
+        if (owned > most) most = owned;
     }
-    return moments;
+    return 2 * most;
 }
 
 int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step) {

@@ -109,7 +109,7 @@ bool data_parallel_carries(const struct data_parallel *d);
  * without rounding. Always true with a single group. */
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);
 
-/* The largest number of elements of each moment that any worker keeps. */
+/* The elements of both moments that a worker keeps, at most. */
 size_t data_parallel_moments(const struct data_parallel *d);
 
 /* With --log-buckets, writes the event "buckets" of a step that has ended, the present one or the one before.

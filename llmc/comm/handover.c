@@ -67,7 +67,12 @@ static void take_owned(const struct data_parallel *d, const struct worker *w, st
     float *to = h->owned + state;
     for (int a = 0; a < ARRAYS; a++) {
         if (!array_rows[a].follows) continue;
-        d->be->download(to, worker_array(w, (enum array)a), w->owned * sizeof *to);
+        const struct ranges mine = state_of_owner(d, w, (enum array)a);
+        struct range has, place;
+        for (int b = 0; b < d->layout->buckets; b++)
+            for (size_t i = 0; ranges_next(mine.range, mine.count, w->range[b], &i, &has, &place);)
+                d->be->download(to + place.state, worker_array(w, (enum array)a) + has.state,
+                                has.count * sizeof *to);
         to += h->elements;
     }
     for (int b = 0; b < d->layout->buckets; b++)
@@ -355,15 +360,18 @@ static size_t read_message(const struct giving *g, const char *from, float *para
     const struct message *m = (const struct message *)from;
     const struct range *list = (const struct range *)(m + 1);
     const char *values = (const char *)(list + m->ranges);
-    const char *array[ARRAYS] = {NULL};
     size_t taken = 0;
     for (size_t i = 0; i < m->ranges; i++)
         memcpy(params + list[i].offset, values + list[i].state * sizeof *params,
                list[i].count * sizeof *params);
-    for (int a = 0; a < ARRAYS; a++)
-        if (array_rows[a].follows) array[a] = values += m->elements * sizeof *params;
-    for (int w = 0; w < g->d->local; w++)
-        taken += state_take(g->d, &g->d->worker[w], list, m->ranges, array);
+    for (int a = 0; a < ARRAYS; a++) {
+        if (array_rows[a].follows) values += m->elements * sizeof *params;
+        for (int w = 0; w < g->d->local && array_rows[a].follows; w++) {
+            const size_t took =
+                state_take(g->d, &g->d->worker[w], (enum array)a, list, m->ranges, values);
+            if (a == ARRAY_M) taken += took;
+        }
+    }
     return taken;
 }
 

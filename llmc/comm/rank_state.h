@@ -21,16 +21,15 @@
 
 #include "llmc/comm/data_parallel.h"
 
-struct state_owner {  /* what a worker has of the arrays that follow their elements */
-    struct range all; /* with rps and naive: all elements; else empty: the worker's shards */
-    size_t ranges, elements;
-};
-struct state_owner state_of_owner(const struct data_parallel *d, const struct worker *w);
+/* The ranges of which a worker has an array that follows its elements: with rps and naive everything, else
+ * its shards, but v only where there are second moments. It stays the worker's. */
+struct ranges state_of_owner(const struct data_parallel *d, const struct worker *w,
+                             enum array array);
 
-/* Copies to a local worker what it owns of these ranges, which ascend. array: of each array that
- * follows, the values of the ranges, each of whose first is at its `state`: float32, not necessarily
- * aligned; NULL for other arrays. Returns the number of elements. */
-size_t state_take(const struct data_parallel *d, const struct worker *w, const struct range *range,
-                  size_t ranges, const char *const array[ARRAYS]);
+/* Copies to an array of a local worker what it owns of these ranges, which ascend. values: of the ranges,
+ * each of whose first is at its `state`: float32, not necessarily aligned. Returns the number of
+ * elements. */
+size_t state_take(const struct data_parallel *d, const struct worker *w, enum array array,
+                  const struct range *range, size_t ranges, const char *values);
 
 #endif

@@ -71,11 +71,11 @@ static bool add_table(struct snapshot *out, const char *name, int worker, const 
 }
 
 /* Adds the arrays that a worker has of the ranges that it owns. */
-static void add_owned(const struct data_parallel *d, const struct worker *w, size_t elements,
-                      struct snapshot *out) {
+static void add_owned(const struct data_parallel *d, const struct worker *w, struct snapshot *out) {
     for (int a = 0; a < ARRAYS; a++) {
         const char *name = array_rows[a].saved;
         if (!name || (a == ARRAY_AHEAD && !d->vectors.sent_ahead)) continue;
+        const size_t elements = state_of_owner(d, w, (enum array)a).elements;
         void *copy = snapshot_add(out, "F32", elements, 0, "worker.%d.%s", w->id, name);
         if (copy) d->be->download(copy, worker_array(w, (enum array)a), elements * sizeof(float));
     }
@@ -113,10 +113,9 @@ static int add_all(const struct data_parallel *d, struct snapshot *out) {
     if (d->world.rank == 0) add_network(d, LOSSYNET_ALL_WORKERS, out);
     for (int i = 0; i < d->local; i++) {
         const struct worker *w = &d->worker[i];
-        const struct state_owner mine = state_of_owner(d, w);
-        add_table(out, "worker.%d.owned", w->id, mine.all.count ? &mine.all : w->range,
-                  mine.ranges);
-        add_owned(d, w, mine.elements, out);
+        const struct ranges mine = state_of_owner(d, w, ARRAY_M);
+        add_table(out, "worker.%d.owned", w->id, mine.range, mine.count);
+        add_owned(d, w, out);
         add_network(d, w->id, out);
         if (add_replica(d, w, out)) return -1;
     }
@@ -226,33 +225,44 @@ static const char *get_values(const struct source *s, int worker, const char *wh
     return view ? (const char *)view->data : NULL;
 }
 
+/* The ranges of which a checkpoint has an array, of those that a saved worker owned. Older programs saved 0 as
+ * v of the matrices that Muon updates. NULL after reporting. */
+static const struct ranges *ranges_of(const struct source *s, int worker, int array,
+                                      const struct ranges *owned, const struct ranges *squares) {
+    if (array != ARRAY_V || squares->elements == owned->elements) return owned;
+    const struct safetensors_view *v = get(s, worker, array_rows[array].saved, "F32", -1, 0);
+    return !v ? NULL : v->elements == owned->elements ? owned : squares;
+}
+
 /* Copies to a worker's arrays the elements that a saved worker has, and adds their number to *taken. */
 static int take_owned(const struct data_parallel *d, const struct source *s, int from,
                       const struct worker *w, size_t *taken) {
-    const char *array[ARRAYS] = {NULL};
-    struct ranges list;
-    int failed = get_ranges(s, from, "owned", d->layout->count, &list);
+    struct ranges list, squares = {0};
+    int failed = get_ranges(s, from, "owned", d->layout->count, &list) ||
+                 param_layout_squares(d->layout, list.range, list.count, &squares);
     for (int a = 0; a < ARRAYS && !failed; a++) {
         if (!array_rows[a].follows) continue;
-        array[a] = get_values(s, from, array_rows[a].saved, &list);
-        failed = !array[a];
+        const struct ranges *of = ranges_of(s, from, a, &list, &squares);
+        const char *values = of ? get_values(s, from, array_rows[a].saved, of) : NULL;
+        failed = !values;
+        if (!failed) *taken += state_take(d, w, (enum array)a, of->range, of->count, values);
     }
-    if (!failed) *taken += state_take(d, w, list.range, list.count, array);
     free(list.range);
+    free(squares.range);
     return failed ? -1 : 0;
 }
 
 /* Takes what a worker owns from all saved workers, or from one if each has everything. */
 static int load_owned(const struct data_parallel *d, const struct source *s, bool saved_whole,
                       const struct worker *w) {
-    const struct state_owner mine = state_of_owner(d, w);
+    const size_t needed = w->squares.elements + state_of_owner(d, w, ARRAY_M).elements;
     size_t taken = 0;
     int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
     for (int from = first; from <= last; from++)
         if (take_owned(d, s, from, w, &taken)) return -1;
-    if (taken == mine.elements) return 0;
-    return log_error("'%s' has moments of %zu of the %zu parameters that worker %d needs",
-                     s->directory, taken, mine.elements, w->id);
+    if (taken == needed) return 0;
+    return log_error("'%s' has %zu of the %zu moments that worker %d needs", s->directory, taken,
+                     needed, w->id);
 }
 
 /* Writes to a replica the values that a saved worker has of the ranges of a table. */

@@ -59,7 +59,9 @@ double comm_carry(const struct options *o, int ranks, bool on_device) {
 void comm_plan(const struct options *o, const struct param_layout *l, int workers, int ranks,
                struct memory_plan_settings *s) {
     if (l->shard_elements) {
-        s->owners.largest = (double)param_layout_largest_owner(l, workers);
+        size_t squares;
+        s->owners.largest = (double)param_layout_largest_owner(l, workers, &squares);
+        s->owners.squares = (double)squares;
         s->owners.layout = l;
     }
     s->run.leads = comm_leads(o, workers);

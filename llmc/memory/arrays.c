@@ -24,7 +24,7 @@ const struct array_row array_rows[ARRAYS] = {
                        TYPE_FLOAT32, .per = PER_WORKER},
     [ARRAY_M] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
                  .per = PER_WORKER, .saved = "m", .follows = true},
-    [ARRAY_V] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
+    [ARRAY_V] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_SQUARES, TYPE_FLOAT32,
                  .per = PER_WORKER, .saved = "v", .follows = true},
     [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
                      .per = PER_WORKER, .saved = "ahead"},
@@ -60,6 +60,8 @@ static double elements(enum array array, const struct placement *p, const struct
     switch (array_rows[array].extent) {
     case EXTENT_OWNED:
         return p->steps_alone ? s->whole : s->owned;
+    case EXTENT_SQUARES:
+        return p->steps_alone ? s->whole : s->squares;
     case EXTENT_SLOTS:
         return s->slots;
     case EXTENT_COPY_SLOTS:

@@ -14,7 +14,14 @@
 #include "llmc/memory/placement.h"
 
 enum array_space { SPACE_BACKEND, SPACE_PINNED, SPACE_GROUP /* port_shared.c takes it */ };
-enum array_extent { EXTENT_WHOLE, EXTENT_OWNED, EXTENT_SLOTS, EXTENT_COPY_SLOTS, EXTENT_MODEL };
+enum array_extent {
+    EXTENT_WHOLE,
+    EXTENT_OWNED,
+    EXTENT_SQUARES,
+    EXTENT_SLOTS,
+    EXTENT_COPY_SLOTS,
+    EXTENT_MODEL
+};
 enum array_type { TYPE_FLOAT32, TYPE_BF16, TYPE_COPY /* bf16 or float32, by copy_bytes */ };
 enum array_per {
     PER_RANK,
@@ -54,8 +61,8 @@ int arrays_that_follow(void);
 int array_following(enum array array);
 
 struct array_sizes {
-    double whole, owned, slots, copy_slots, model;     /* elements, by extent */
-    double workers, sets, gradients, replicas, groups; /* how many of them a rank has */
+    double whole, owned, squares, slots, copy_slots, model; /* elements, by extent */
+    double workers, sets, gradients, replicas, groups;      /* how many of them a rank has */
 };
 
 /* The bytes of an array. */

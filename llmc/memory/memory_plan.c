@@ -136,6 +136,19 @@ static double owned_of(const struct memory_plan_settings *s, double P) {
     return s->owners.largest > 0 ? fmin(s->owners.largest, P / local_of(s)) : P / s->run.workers;
 }
 
+/* The second moments of all workers together, and those that a worker has, at most. */
+static double squares(const struct llama_config *c, const struct memory_plan_settings *s) {
+    double layer, table;
+    bucket_elements(c, &layer, &table);
+    if (!(s->owners.largest > 0)) return (double)config_parameters(c);
+    return (c->tied ? 1 : 2) * table + (2.0 * c->layers + 1) * c->width;
+}
+
+static double squares_of(const struct llama_config *c, const struct memory_plan_settings *s) {
+    if (!(s->owners.largest > 0)) return owned_of(s, (double)config_parameters(c));
+    return fmin(s->owners.squares, squares(c, s) / local_of(s));
+}
+
 /* The elements of the arrays, and how many of them the rank has. */
 static struct array_sizes sizes_of(const struct llama_config *c,
                                    const struct memory_plan_settings *s) {
@@ -146,6 +159,7 @@ static struct array_sizes sizes_of(const struct llama_config *c,
     bucket_elements(c, &layer, &table);
     return (struct array_sizes){.whole = P,
                                 .owned = owned_of(s, P),
+                                .squares = squares_of(c, s),
                                 .slots = gradient_elements(c, p.slots),
                                 .copy_slots = gradient_elements(c, p.copy_slots),
                                 .model = p.has[ARRAY_MASTER] ? fmax(layer, table) : P,
@@ -293,8 +307,8 @@ double memory_plan_checkpoint_bytes(const struct llama_config *config,
     const double P = (double)config_parameters(config), N = s->run.workers;
     int shortest, groups = groups_of(s, &shortest);
     const double carried = carries(s) ? N * 2 * P : 0;
-    return 4 * P + 8 * P * (s->run.steps_alone ? N : 1) + s->saving.stale * (groups - 1) * 4 * P +
-           carried;
+    return 4 * P + 4 * (P + squares(config, s)) * (s->run.steps_alone ? N : 1) +
+           s->saving.stale * (groups - 1) * 4 * P + carried;
 }
 
 static void line(const char *what, double bytes, const char *note) {
@@ -330,7 +344,7 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (e.line[LINE_WEIGHTS] > 0) line("weights in use", e.line[LINE_WEIGHTS], "bf16");
     line("gradients", e.line[LINE_GRADIENTS], masters ? part : "");
     line("optimizer state", e.line[LINE_OPTIMIZER],
-         s->owners.largest > 0 ? "two moments of what it owns"
+         s->owners.largest > 0 ? "moments of what it owns, of matrices one"
          : !p.steps_alone      ? "two moments of the 1/N it owns"
                                : "two moments of everything");
     if (s->owners.largest > 0)

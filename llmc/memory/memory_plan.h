@@ -31,6 +31,7 @@ struct param_layout;
 
 struct memory_plan_owners { /* with Muon, whose owners have unequal shards; all else 0 */
     double largest;         /* elements of the owner that has most */
+    double squares;         /* second moments of the owner that has most of them */
     const struct param_layout *layout;
 };
 

@@ -35,6 +35,7 @@ struct array_sizes worker_sizes(const struct param_layout *layout, const struct 
     const size_t model = p->has[ARRAY_MASTER] ? param_layout_largest_bucket(layout) : layout->count;
     return (struct array_sizes){.whole = (double)layout->count,
                                 .owned = (double)owned,
+                                .squares = (double)owned,
                                 .slots = (double)param_layout_gradient_elements(layout, p->slots),
                                 .copy_slots =
                                     (double)param_layout_gradient_elements(layout, p->copy_slots),
@@ -48,7 +49,8 @@ static void alias(float **vector, float *array) {
 
 int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
                     const struct placement *p, size_t owned) {
-    const struct array_sizes sizes = worker_sizes(layout, p, owned);
+    struct array_sizes sizes = worker_sizes(layout, p, owned);
+    sizes.squares = (double)w->squares.elements;
     for (int a = 0; a < ARRAYS; a++) {
         if (!member_of[a] || member(w, a) || !p->has[a]) continue;
         void *memory = array_allocate((enum array)a, be, p, &sizes);
@@ -70,6 +72,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
 void worker_release(struct worker *w, const struct backend *be) {
     for (int a = 0; a < ARRAYS; a++)
         if (w->own >> a & 1) array_release((enum array)a, be, member(w, a));
+    free(w->squares.range);
     memset(w, 0, sizeof *w);
 }
 
@@ -122,6 +125,14 @@ static void update_parts(struct update *u) {
     u->parts = 0;
 }
 
+/* Where v has the elements of a part of a tensor. */
+static float *squares_at(const struct worker *w, struct range part) {
+    size_t next = 0;
+    struct range here = part, own;
+    ranges_next(w->squares.range, w->squares.count, part, &next, &here, &own);
+    return w->v + here.state;
+}
+
 /* Weight decay differs between tensors, so the range is cut at their boundaries. */
 static void update_range(struct update *u, const struct worker *w,
                          const struct param_layout *layout, struct range range) {
@@ -141,7 +152,7 @@ static void update_range(struct update *u, const struct worker *w,
                 (struct adamw_part){.param = in_use,
                                     .master = params,
                                     .m = w->m + part.state,
-                                    .v = w->v + part.state,
+                                    .v = squares_at(w, part),
                                     .ahead = s->lead != 0 ? w->ahead + part.state : NULL,
                                     .gradient = worker_averaged(w, &part),
                                     .n = part.count,

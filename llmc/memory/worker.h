@@ -22,6 +22,7 @@ struct worker {
     int id;                    /* 0 ... N-1 */
     int group, members;        /* the first worker of its group, and how many it has (--group) */
     const struct range *range; /* [buckets]: its shards */
+    struct ranges squares;     /* those of which v has elements (param_layout_squares); allocated */
     float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
     /* The copies that the network reads and writes, whose elements have `copy_bytes` bytes: float32, or
      * bfloat16 (uint16_t). */
@@ -31,7 +32,7 @@ struct worker {
     /* Where buckets of the gradient are copied to. first: comm_grads; or slots in memory that a
      * group shares, from which they are added up into comm_grads (comm/port_shared.c). */
     struct gradient_place comm_gradient;
-    /* Float32 values and averaged gradient of the worker's shards, in the order of m and v, in the
+    /* Float32 values and averaged gradient of the worker's shards, in the order of m, in the
      * backend's memory. NULL: both lie in params and grads. */
     float *master, *average;
     /* With copies in bfloat16, the network's copies of these two, in the host's pinned memory. */
@@ -39,15 +40,17 @@ struct worker {
     size_t owned; /* elements of its arrays of owned elements */
     unsigned own; /* bit a: the worker has allocated array a (arrays.h), and no other uses it */
     /* The values of the worker's shards extrapolated ahead of the model, and the copy that the
-     * network broadcasts (lossynet's lead.c), in the order of m and v. NULL: not needed. */
+     * network broadcasts (lossynet's lead.c), in the order of m. NULL: not needed. */
     float *ahead, *comm_ahead;
 };
 
-/* The elements of the arrays of a worker whose shards have `owned` elements. */
+/* The elements of the arrays of a worker whose shards have `owned` elements, each with a second
+ * moment. */
 struct array_sizes worker_sizes(const struct param_layout *layout,
                                 const struct placement *placement, size_t owned);
 
-/* Allocates the worker's arrays, except those that the caller has set. The caller releases it, also
+/* Allocates the worker's arrays, except those that the caller has set; v has the elements of w->squares.
+ * The caller releases it, also
  * after a failure. Returns 0, or -1 after reporting. */
 int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
                     const struct placement *placement, size_t owned);
@@ -90,7 +93,7 @@ static inline float *worker_averaged(const struct worker *w, const struct range 
 }
 
 /* Runs the optimizer on ranges of parameters, and their elements of m, v and `ahead`. With Muon the range
- * has whole rows of matrices, whose v stays 0. */
+ * has whole rows of matrices, which have no v. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
                    const struct worker_step *step, const struct range *range, int ranges);

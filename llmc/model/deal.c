@@ -180,12 +180,22 @@ int param_layout_deal(struct param_layout *l, int workers) {
     return memory ? 0 : log_out_of_memory("the owners of matrices", 0);
 }
 
-size_t param_layout_largest_owner(const struct param_layout *l, int workers) {
+size_t param_layout_largest_owner(const struct param_layout *l, int workers, size_t *squares) {
     size_t most = 0;
+    *squares = 0;
     for (int w = 0; w < workers; w++) {
-        size_t owned = 0;
-        for (int b = 0; b < l->buckets; b++) owned += l->shard_elements[b * workers + w];
+        size_t owned = 0, bucket = 0, moments = 0;
+        for (int b = 0; b < l->buckets; bucket += l->bucket_elements[b++]) {
+            const size_t *shard = l->shard_elements + (size_t)b * (size_t)workers;
+            struct range mine = {bucket, shard[w], 0};
+            for (int before = 0; before < w; before++) mine.offset += shard[before];
+            for (const struct span *s = l->span; s < l->span + l->spans; s++)
+                if (!s->rows)
+                    moments += range_common(mine, (struct range){s->offset, s->count, 0}).count;
+            owned += mine.count;
+        }
         if (owned > most) most = owned;
+        if (moments > *squares) *squares = moments;
     }
     return most;
 }

@@ -109,6 +109,22 @@ float *param_layout_gradient(const struct param_layout *layout, const struct gra
     return place->first + param_layout_gradient_at(layout, place, offset);
 }
 
+int param_layout_squares(const struct param_layout *l, const struct range *range, size_t ranges,
+                         struct ranges *out) {
+    for (const struct range *r = range; r < range + ranges; r++)
+        for (const struct span *s = l->span; s < l->span + l->spans; s++) {
+            struct range part = range_common((struct range){s->offset, s->count, 0}, *r);
+            struct range *last = out->count ? &out->range[out->count - 1] : NULL;
+            part.state = out->elements;
+            if (!part.count || (l->shard_elements && s->rows)) continue;
+            if (last && last->offset + last->count == part.offset)
+                last->count += part.count, out->elements += part.count;
+            else if (ranges_add(out, part))
+                return -1;
+        }
+    return 0;
+}
+
 /* In the order of model_tensors. */
 void param_layout_tensors(const struct param_layout *l, float *vector,
                           struct named_tensor *tensors) {

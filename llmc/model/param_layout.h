@@ -21,6 +21,7 @@
 
 #include "llmc/model/tensors.h"
 #include "llmc/model/config.h"
+#include "llmc/model/ranges.h"
 
 struct layer_offsets { /* offsets in elements from the start of the vector */
     size_t attention_norm /* (C) */, qkv /* ((H+2K)D, C) */, attention_out /* (C, HD) */;
@@ -55,8 +56,14 @@ void param_layout_release(struct param_layout *layout);
  * number of workers give the same owners. Returns 0, or -1 after reporting. */
 int param_layout_deal(struct param_layout *layout, int workers);
 
-/* With shard_elements: the elements of the owner that has most. */
-size_t param_layout_largest_owner(const struct param_layout *layout, int workers);
+/* Adds to `out` the parts of ascending ranges whose elements have a second moment: of all tensors, but
+ * with Muon (shard_elements) not of the layers' matrices. Returns 0, or -1 after reporting. */
+int param_layout_squares(const struct param_layout *layout, const struct range *range,
+                         size_t ranges, struct ranges *out);
+
+/* With shard_elements: the elements of the owner that has most, and the second moments of the owner
+ * that has most of those. */
+size_t param_layout_largest_owner(const struct param_layout *layout, int workers, size_t *squares);
 /* With shard_elements: the most elements of layers that an owner still has to get when backward has
  * finished, if it gets `per_layer` elements while a layer is computed; and as many delay forward. */
 double param_layout_backlog(const struct param_layout *layout, int workers, double per_layer);

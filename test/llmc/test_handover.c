@@ -181,9 +181,11 @@ static void collect(struct life *const *who, int ranks, float *params, float *m,
                 lossynet_shard(d->comm, d->worker[w].id, b, &offset, &count);
                 memcpy(params + offset, d->worker[w].params + offset, count * sizeof *params);
                 memcpy(m + offset, d->worker[w].m + state, count * sizeof *m);
-                memcpy(v + offset, d->worker[w].v + state, count * sizeof *v);
                 state += count;
             }
+            const struct ranges *squares = &d->worker[w].squares;
+            for (const struct range *s = squares->range; s < squares->range + squares->count; s++)
+                memcpy(v + s->offset, d->worker[w].v + s->state, s->count * sizeof *v);
         }
     }
 }
@@ -195,7 +197,7 @@ struct model {
 static struct model model_of(struct life *const *who, int ranks) {
     const size_t P = who[0]->layout.count;
     struct model model = {malloc(P * sizeof(float)), malloc(P * sizeof(float)),
-                          malloc(P * sizeof(float))};
+                          calloc(P, sizeof(float))};
     collect(who, ranks, model.params, model.m, model.v);
     return model;
 }

@@ -371,7 +371,10 @@ static void check_deal(const char *preset, int workers, bool tied, bool cuts, do
     assert_int_equal(param_layout_build(&c, &l), 0);
     assert_int_equal(param_layout_deal(&l, workers), 0);
     size_t end = 0, dealt = 0, largest = 0;
-    size_t *owned = calloc((size_t)workers, sizeof *owned);
+    size_t *owned = calloc((size_t)workers, sizeof *owned), most_squares, matrices = 0;
+    struct ranges squares = {0};
+    for (const struct span *s = l.span; s < l.span + l.spans; s++)
+        matrices += s->rows ? s->count : 0;
     for (int i = 0; i < l.buckets * workers; i++) {
         end += l.shard_elements[i];
         owned[i % workers] += l.shard_elements[i];
@@ -384,7 +387,13 @@ static void check_deal(const char *preset, int workers, bool tied, bool cuts, do
     }
     assert_int_equal(end, l.count);
     for (int w = 0; w < workers; w++) largest = owned[w] > largest ? owned[w] : largest;
-    assert_int_equal(largest, param_layout_largest_owner(&l, workers));
+    assert_int_equal(largest, param_layout_largest_owner(&l, workers, &most_squares));
+    const struct range all = {0, l.count, 0};
+    assert_int_equal(param_layout_squares(&l, &all, 1, &squares), 0);
+    assert_int_equal(squares.elements, l.count - matrices);
+    assert_true(most_squares <= squares.elements &&
+                most_squares * (size_t)workers >= squares.elements);
+    free(squares.range);
     const double share = (double)largest * workers / (double)l.count;
     if (share > most)
         fail_msg("%s, %d workers: the largest owner has %g of the mean", preset, workers, share);

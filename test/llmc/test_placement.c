@@ -164,7 +164,7 @@ static double said(const struct placement *p, const struct array_sizes *sizes, b
     double bytes = 0;
     for (int a = 0; a < ARRAYS; a++) {
         const struct array_row *row = &array_rows[a];
-        assert_true(!row->saved || row->extent == EXTENT_OWNED); /* a run of elements each */
+        assert_true(!row->saved || row->extent == EXTENT_OWNED || a == ARRAY_V);
         assert_true(!row->follows || row->saved); /* by the same name in all checkpoints */
         if (!p->has[a] || row->space == SPACE_GROUP || row->per == PER_RANK ||
             row->per == PER_SET || (row->space == SPACE_PINNED) != pinned)
@@ -180,7 +180,7 @@ static int check_run(const struct placement_run *r, const struct param_layout *l
                                .allocate_pinned = take_pinned,
                                .release_pinned = give_back};
     const struct placement p = placement_of(r);
-    struct worker w = {.id = 0};
+    struct worker w = {.squares.elements = OWNED};
     /* Members of a group take what they share from elsewhere (group.c). */
     float shared;
     if (p.way == WAY_SHARED) {

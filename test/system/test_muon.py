@@ -1,5 +1,7 @@
 """Tests --optimizer muon: its owners have whole matrices, and the bits of a run depend on the workers alone."""
 import hashlib
+import json
+import re
 
 import numpy as np
 import pytest
@@ -73,6 +75,50 @@ def test_resumed_in_other_processes_and_with_other_workers(data, tmp_path):
     assert "3 workers were 8: moments are distributed again" in done.stdout
 
 
+def has_squares(config):
+    """Of each element of the parameter vector (llmc/model/param_layout.h), whether AdamW updates it."""
+    width, hidden, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    layer = [(width, True), (2 * (heads + keys) * width, False), (width, True), (3 * hidden * width, False)]
+    parts = [(width, True), *config["num_hidden_layers"] * layer, (config["vocab_size"] * width, True)]
+    return np.concatenate([np.full(count, value) for count, value in parts])
+
+
+def test_matrices_have_no_second_moments(data, tmp_path):
+    """A checkpoint has none, and one of before, which has zeros there, is resumed to the same bits."""
+    succeed(*settings(data, tmp_path / "whole", save_every=3, workers=2))
+    folder = tmp_path / "whole" / "checkpoint-00000003"
+    path, = folder.glob("optimizer-*")
+    saved, squares = tensors(path), has_squares(json.loads((folder / "config.json").read_text()))
+    assert len(saved["worker.0.m"]) + len(saved["worker.1.m"]) == 4 * len(squares)
+    assert len(saved["worker.0.v"]) + len(saved["worker.1.v"]) == 4 * squares.sum()
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header, body = json.loads(raw[8:8 + length]), b""
+    for name, values in saved.items():
+        if name.endswith(".v"):
+            owned = np.frombuffer(saved[name[:-1] + "owned"], "<i8").reshape(-1, 2)
+            mask = np.concatenate([squares[start:start + count] for start, count in owned])
+            whole = np.zeros(len(mask), "<f4")
+            whole[mask] = np.frombuffer(values, "<f4")
+            values = whole.tobytes()
+            header[name]["shape"] = [len(whole)]
+        header[name]["data_offsets"] = [len(body), len(body) + len(values)]
+        body += values
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    trainer = json.loads((folder / "trainer.json").read_text())
+    entry = trainer["files"][path.name]
+    again = settings(data, tmp_path / "half", workers=2, resume=folder, overwrite=True)
+    entry["bytes"] = path.stat().st_size
+    for holder in trainer, entry, trainer:  # each checksum is in the message that misses it
+        (folder / "trainer.json").write_text(json.dumps(trainer))
+        holder["xxh128"] = re.search(r"its checksum is (\w+)", run(*again).stderr)[1]
+    (folder / "trainer.json").write_text(json.dumps(trainer))
+    assert "bit for bit" in succeed(*again, ranks=2).stdout
+    assert digest(tmp_path / "half", 6) == digest(tmp_path / "whole", 6)
+
+
 def test_workers_share_the_work_of_one(data, tmp_path):
     """Whole matrices are orthogonalised, whoever owns them: 8 workers make the steps of one with their batch."""
     for workers in 1, 8:
@@ -105,3 +151,4 @@ def test_the_state_of_another_optimizer_is_refused(data, tmp_path, first, then):
 def test_the_plan_names_the_largest_owner():
     done = succeed("--dry-run", "--optimizer=muon", "--model=7B", "--workers=64", "--device=cuda")
     assert "the largest owns 1.023 times the mean" in done.stdout
+    assert re.search(r"optimizer state +0.466 GB +moments of what it owns, of matrices one", done.stdout)
