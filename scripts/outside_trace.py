@@ -19,11 +19,15 @@ htsim lines of a queue or traffic logger, "TIME ... ID n Ev E FlowID f PktID p".
       A packet that a queue drops, trims or bounces is lost. It counts once on
       all of its way (ENQUEUE, ARRIVE), and anew when its number comes back to a
       place where it was. Of lines with a Ptype only DATA counts.
-pcap  classic pcap of Ethernet, raw IP or Linux "any" with IPv4 UDP or TCP. A
-      flow is source, destination, protocol and ports. A packet that was sent
-      and not received is lost. It is found again by its IPv4 identification and
-      the bytes after its IP header, so both files must hold as much of each
-      packet; a packet that came twice counts once. Packets that are only in
+pcap  classic pcap of Ethernet (also with VLAN tags), raw IP or Linux "any" with
+      IPv4 UDP or TCP; other packets do not count. A flow is source, destination,
+      protocol and ports. A packet that was sent and not received is lost. It is
+      found again by its IPv4 identification and the bytes after its IP header
+      but the checksum, which a network card may write after the capture. So
+      both files must hold as much of each packet, and no card may split or join
+      packets (ethtool -K DEVICE gso off gro off tso off). A packet that came
+      twice counts once. sent.pcap should hold what the host sent (tcpdump -Q
+      out): what it received counts as arrived. Packets that are only in
       received.pcap do not count.
 """
 import argparse
@@ -33,7 +37,10 @@ import signal
 import struct
 import sys
 
-LINK_BYTES = {1: 14, 12: 0, 101: 0, 113: 16, 276: 20, 228: 0}  # before the IP header, by link type
+# Before the IP header, by link type: how many bytes, and where of them the protocol stands.
+LINK = {1: (14, 12), 12: (0, None), 101: (0, None), 113: (16, 14), 276: (20, 0), 228: (0, None)}
+IPV4, VLANS = b"\x08\x00", (b"\x81\x00", b"\x88\xa8")
+CHECKSUM = {6: 16, 17: 6}  # where it stands in a header of TCP and of UDP
 
 
 def fail(text):
@@ -83,8 +90,19 @@ def read_htsim(path):
     return flows
 
 
+def ipv4_of(link, data):
+    """The IPv4 packet of a frame, without padding; empty if it has none."""
+    start, place = LINK[link]
+    while place is not None and data[place:place + 2] in VLANS and place == start - 2:
+        start, place = start + 4, place + 4
+    ip = data[start:]
+    if place is not None and data[place:place + 2] != IPV4 or len(ip) < 20 or ip[0] >> 4 != 4:
+        return b""
+    return ip[:int.from_bytes(ip[2:4], "big") or None]  # 0: longer than the field can say
+
+
 def packets(path):
-    """Yields (flow, identity) of each IPv4 packet of a pcap file."""
+    """Yields (flow, identity) of each UDP or TCP packet over IPv4 of a pcap file."""
     with open(path, "rb") as file:
         head = file.read(24)
         order = {b"\xd4\xc3\xb2\xa1": "<", b"\x4d\x3c\xb2\xa1": "<", b"\xa1\xb2\xc3\xd4": ">",
@@ -92,18 +110,20 @@ def packets(path):
         if not order or len(head) < 24:
             fail(f"{path}: expected a pcap file (not pcapng: tshark -F pcap writes one)")
         link = struct.unpack(order + "I", head[20:])[0] & 0xFFFF
-        if link not in LINK_BYTES:
+        if link not in LINK:
             fail(f"{path}: link type {link}: expected Ethernet (1), raw IP (101, 228) or Linux cooked (113, 276)")
         while record := file.read(16):
             length = struct.unpack(order + "II", record[8:])[0] if len(record) == 16 else -1
             data = file.read(max(length, 0))
             if length < 0 or len(data) < length:
                 fail(f"{path}: it is cut off")
-            ip = data[LINK_BYTES[link]:]
-            if len(ip) < 20 or ip[0] >> 4 != 4 or ip[9] not in (6, 17):
+            ip = ipv4_of(link, data)
+            if not ip or ip[9] not in CHECKSUM:
                 continue
-            body = ip[(ip[0] & 15) * 4:]
-            yield (ip[12:16], ip[16:20], ip[9], body[:4]), (ip[4:6], body)
+            body, first = ip[(ip[0] & 15) * 4:], not int.from_bytes(ip[6:8], "big") & 0x1FFF
+            place = CHECKSUM[ip[9]]
+            same = body[:place] + body[place + 2:] if first else body
+            yield (ip[12:16], ip[16:20], ip[9], body[:4] if first else b""), (ip[4:8], same)
 
 
 def read_pcap(sent, received):
@@ -128,7 +148,7 @@ def main():
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
     if not flows:
-        fail(f"{arguments.files[0]}: it has no packets")
+        fail(f"{arguments.files[0]}: it has no packets" + " of UDP or TCP over IPv4" * (arguments.kind == "pcap"))
     count, lost = sum(map(len, flows.values())), sum(flow.count("1") for flow in flows.values())
     if lost == count:
         fail(f"{arguments.files[-1]}: all {count} packets are lost: expected also those that arrived")

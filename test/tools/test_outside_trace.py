@@ -47,14 +47,14 @@ def convert(*words):
                           capture_output=True, check=False)
 
 
-def pcap(path, packets, order="<", link=1):
+def pcap(path, packets, order="<", link=1, before=None, checksum=0, padding=b"", magic=0xA1B2C3D4):
     """Writes UDP packets (port, IPv4 identification, payload)."""
-    before = {1: bytes(12) + b"\x08\x00", 101: b"", 113: bytes(16)}[link]
-    data = struct.pack(order + "IHHIIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, link)
+    before = before or {1: bytes(12) + b"\x08\x00", 101: b"", 113: bytes(14) + b"\x08\x00"}[link]
+    data = struct.pack(order + "IHHIIII", magic, 2, 4, 0, 0, 65535, link)
     for port, identity, payload in packets:
-        body = struct.pack(">HHHH", port, 9, 8 + len(payload), 0) + payload
+        body = struct.pack(">HHHH", port, 9, 8 + len(payload), checksum) + payload
         ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(body), identity, 0, 64, 17, 0, b"\x0a\0\0\1", b"\x0a\0\0\2")
-        frame = before + ip + body
+        frame = before + ip + body + padding
         data += struct.pack(order + "IIII", 0, 0, len(frame), len(frame)) + frame
     path.write_bytes(data)
     return path
@@ -89,6 +89,17 @@ def test_pcap(order, link, tmp_path):
     paths = pcap(tmp_path / "s", sent, order, link), pcap(tmp_path / "r", there[::-1] + [(1, 9, b"of another")], order, link)
     done = convert("pcap", *paths)
     assert digits(done) == ["00011000000100000000", "1"] and "21 packets of 2 flows" in done.stderr
+
+
+def test_what_cards_and_switches_change(tmp_path):
+    """Where a packet was captured may change its checksum, padding and VLAN tags, but not whether it arrived."""
+    sent = [(1, number, b"x%d" % number) for number in range(6)]
+    tagged = bytes(12) + b"\x88\xa8\x40\x05\x81\x00\x40\x05\x08\x00"
+    paths = (pcap(tmp_path / "s", sent, checksum=0x1234, magic=0xA1B23C4D),
+             pcap(tmp_path / "r", sent[:3] + sent[4:], before=tagged, checksum=0xFEDC, padding=bytes(9)))
+    assert digits(convert("pcap", *paths)) == ["000100"]
+    other = pcap(tmp_path / "6", sent, before=bytes(12) + b"\x86\xdd")
+    assert "6: it has no packets of UDP or TCP over IPv4" in convert("pcap", other, paths[1]).stderr
 
 
 def test_the_program_reads_it(tmp_path):
