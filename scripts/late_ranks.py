@@ -26,14 +26,17 @@ TITLE = re.compile(r"# step \d+, (gradient|parameter), worker (\d+) to (\d+)")
 def packets(path):
     """{(phase, sender, receiver): number of packets in a step}."""
     found, link = {}, None
-    with open(path, encoding="ascii") as file:
-        for line in file:
-            title = TITLE.match(line)
-            if title:
-                link = (title[1], int(title[2]), int(title[3]))
-                found[link] = 0
-            elif link and not line.startswith("#"):
-                found[link] += len(line.strip())
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            for line in file:
+                title = TITLE.match(line)
+                if title:
+                    link = (title[1], int(title[2]), int(title[3]))
+                    found[link] = 0
+                elif link and not line.startswith("#"):
+                    found[link] += len(line.strip())
+    except OSError as error:
+        sys.exit(f"late_ranks.py: {path}: {error.strerror}")
     if not found:
         sys.exit(f"late_ranks.py: {path}: expected what --record-loss has written")
     return found
@@ -98,6 +101,8 @@ def main():
     parser.add_argument("--deadline", type=float, default=0.2, help="in medians")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.steps < 1 or not 1 <= options.p99 < math.inf or not options.deadline >= 0:
+        parser.error("expected at least one step, --p99 of 1 or more, and --deadline of 0 or more")
     counts = packets(options.record)
     run = Run(1 + max(sender for _, sender, _ in counts), options.deadline, options.p99, options.seed)
     for step in range(options.steps):

@@ -23,7 +23,7 @@ static bool part_fits(const char *part, size_t length, const char *of_tensor, si
     if (!isdigit((unsigned char)*part) || !isdigit((unsigned char)*of_tensor)) return false;
     char *dash, *end, *after;
     const long low = strtol(part, &dash, 10);
-    if (*dash != '-') return false;
+    if (*dash != '-' || !isdigit((unsigned char)dash[1])) return false;
     const long high = strtol(dash + 1, &end, 10), number = strtol(of_tensor, &after, 10);
     return end == part + length && after == of_tensor + n && low <= number && number <= high;
 }

@@ -214,3 +214,10 @@ def test_wrong_use(data, tmp_path):
         assert "--deadline auto: expected --algorithm lossy over --link udp or verbs" in line
     line = one_line(run(*settings(data, tmp_path, loss_model="replay:/nowhere/at/all")), 2)
     assert "replay /nowhere/at/all: expected this file, or FILE.0, FILE.1 ... of all ranks" in line
+    (tmp_path / "record").write_text("# step 0, gradient, worker 1 to 0\n0\n")
+    for words, code, says in ((["no", "--steps=3"], 1, "no: No such file"), ([ROOT, "--steps=3"], 1, "Is a directory"),
+                              ([tmp_path / "record", "--steps=0"], 2, "expected at least one step"),
+                              ([tmp_path / "record", "--steps=3", "--p99=0"], 2, "--p99 of 1 or more"),
+                              ([tmp_path / "record", "--steps=3", "--deadline=nan"], 2, "--deadline of 0 or more")):
+        done = subprocess.run([ROOT / "scripts/late_ranks.py", *words], text=True, capture_output=True, check=False)
+        assert done.returncode == code and says in done.stderr.splitlines()[-1] and not done.stdout, done.stderr
