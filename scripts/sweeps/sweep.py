@@ -306,7 +306,10 @@ class Sweep:
             room = shutil.get_terminal_size().columns - 1 if end != "\n" else 79
             print("\r\033[K" + text[:room], end=end, flush=True)
         elif end == "\n":
-            print(text[:79], flush=True)
+            try:
+                print(text[:79], flush=True)
+            except BrokenPipeError:  # nobody reads
+                sys.stdout = open(os.devnull, "w", encoding="utf-8")
 
     def show(self):
         count, left = self.counts()
@@ -362,6 +365,8 @@ def parse():
     for path in arguments.results:
         if not os.path.exists(path):
             parser.error(f"--results: there is no file '{path}'")
+        if not read_results(path):
+            parser.error(f"--results: '{path}' has no results: expected a results.jsonl")
     return arguments
 
 
@@ -378,7 +383,17 @@ def prepare(settings):
 
 
 def main():
-    arguments = parse()
+    try:
+        return sweep_of(parse())
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        return 1
+    except OSError as error:  # as of a full disk
+        print(f"sweep: {error.filename or 'cannot write'}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def sweep_of(arguments):
     if not arguments.list and not arguments.table:  # a closed pipe does not stop the runs
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if not arguments.list and not arguments.runs_only:
@@ -416,7 +431,12 @@ def main():
             return 1
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, sweep.stop)
-        sweep.work()
+        try:
+            sweep.work()
+        finally:  # after an error runs save, and end
+            sweep.stop()
+            for job in sweep.active:
+                job["process"].wait()
     if arguments.runs_only:
         sweep.list()
     else:

@@ -152,6 +152,8 @@ def as_text(rows):
                 within = c[9].replace("not shown", "-")
                 lines.append(f"{c[0][:33]:<33} {c[2]:>5} {number(row['perplexity'], '{:.3f}'):>10} "
                              f"{change:>8} {c[6]:>6} {within:>6} {c[12]:>5}")
+                if row["diverged"]:
+                    lines.append(f"  {row['diverged']} of {c[2]} seeds diverged: perplexity and change are of the others")
     return "\n".join(lines + [""])
 
 

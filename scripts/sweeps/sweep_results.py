@@ -23,18 +23,19 @@ def short(value, digits=6):
 
 
 def read_results(path):
-    """Reads {id: result} from a file; it is empty if there is no file. A line that a crash cut short is
-    ignored."""
+    """Reads {id: result} from a file; it is empty if there is no file. A line that a crash cut short, or that is no
+    result, is ignored."""
     results = {}
     if not os.path.exists(path):
         return results
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 result = json.loads(line)
             except ValueError:
                 continue
-            results[result["id"]] = result
+            if isinstance(result, dict) and "id" in result and "perplexity" in result:
+                results[result["id"]] = result
     return results
 
 

@@ -2,15 +2,16 @@
 import os
 import subprocess
 
-from sweep_settings import SettingsError
+from sweep_settings import SettingsError, contents
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
 
 def object_of(rule):
-    """Where the shared object of a rule is when it is built."""
-    return os.path.join(ROOT, "build", "others", os.path.basename(rule).removesuffix(".c") + ".so")
+    """Where the shared object of a rule is when it is built. Files of one name have each its own."""
+    name = os.path.basename(rule).removesuffix(".c") + ("-" + contents(rule) if rule.endswith(".c") else "")
+    return os.path.join(ROOT, "build", "others", name + ".so")
 
 
 def build_rule(rule):

@@ -76,6 +76,35 @@ def fingerprint(pattern, cache={}):
     return cache[pattern]
 
 
+def contents(path, cache={}):
+    """A digest of what a file, or a model's directory, has. Of large files it takes the size, the first and the last
+    MiB."""
+    if path not in cache:
+        digest = hashlib.sha256()
+        names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
+        for one in (os.path.join(path, name) if name else path for name in names):
+            if os.path.isdir(one):
+                continue
+            with open(one, "rb") as file:
+                digest.update(f"{os.path.getsize(one)} ".encode() + file.read(1 << 20))
+                file.seek(max(file.tell(), os.path.getsize(one) - (1 << 20)))
+                digest.update(file.read())
+        cache[path] = digest.hexdigest()[:12]
+    return cache[path]
+
+
+def by_contents(name, value):
+    """The value of an option in a key: a file stands there by what it has, since it may change and others may have its
+    name. (Rules of others/ stand by their name.)"""
+    kind, _, path = value.rpartition(":") if name == "loss-model" else ("", "", value)
+    if name == "loss-model" and kind in ("trace", "replay"):
+        paths = [path] if os.path.exists(path) else sorted(glob.glob(glob.escape(path) + ".[0-9]*"))
+        return f"{kind}:" + " ".join(contents(one) for one in paths) if paths else value
+    if (name == "model" or name == "rule" and value.endswith(".c")) and os.path.exists(path):
+        return f"{os.path.basename(os.path.normpath(path))} {contents(path)}"
+    return os.path.basename(os.path.normpath(value)) if name == "model" and "/" in value else value
+
+
 # ---- runs -----------------------------------------------------------------------------------
 
 class Run:
@@ -122,10 +151,10 @@ class Run:
     def lossless(self):
         if self.value("wire-dtype", "auto") not in ("auto", "float32") and self.value("carry") not in ("auto", "0"):
             return False  # --carry adds back what rounding took away, without loss, too
+        # A replay loses what its record says, whatever the rates.
         uneven = self.options.get("algorithm") != "reliable" and \
-            self.value("loss-at", "none") != "none"
-        return self.rates() == (0, 0) and not uneven and \
-            not self.value("loss-model").startswith("trace")
+            (self.value("loss-at", "none") != "none" or self.value("loss-model").startswith("replay"))
+        return self.rates() == (0, 0) and not uneven
 
     def wire_dtype(self):
         """The type on the wire; auto is what the program takes (lossynet/options.c)."""
@@ -145,7 +174,7 @@ class Run:
             option = known[name]
             if "neutral" in option.marks or option.group == "Loss" or name in ("train", "val"):
                 continue
-            value = plain(value)
+            value = plain(by_contents(name, value))
             if value == "no" or value == plain(option.default) and option.default:
                 continue
             if name != "wire-dtype":
@@ -158,8 +187,6 @@ class Run:
         if self.start:
             key["start"] = self.start.id
             key.pop("model", None)
-        elif "/" in str(key.get("model", "")):
-            key["model"] = os.path.basename(os.path.normpath(key["model"]))
         algorithm = self.value("algorithm", "lossy")
         # Without loss, naive and lossy give the same bits as reliable.
         base = dict(key, algorithm=algorithm if algorithm == "rps" else "reliable")
@@ -176,12 +203,12 @@ class Run:
                 chosen.pop("repair-budget", None)  # --plain sets none, and a number of rounds means none
             options = {**(chosen if algorithm in ("lossy", "reliable") else {}), **options}
             for name, value in options.items():
-                default = EARLIER.get(name, known[name].default)
+                default, value = EARLIER.get(name, known[name].default), by_contents(name, value)
                 if known[name].group != "Loss" or name in ("algorithm", "loss-rate"):
                     continue
                 if value == "no":
                     continue
-                if name == "repair" and "," in value:  # kept results name the phases apart, as loss rates below
+                if name == "repair" and value.count(",") == 1:  # kept results name the phases apart, as loss rates below
                     key["gradient-repair"], key["parameter-repair"] = map(plain, value.split(","))
                     continue
                 if name == "loss-seed" and plain(value) == plain(self.value("seed", "1")):
@@ -371,9 +398,16 @@ class Settings:
                 options = {name: value for names, row in zip(axes, values)
                            for name, value in zip(names, row)}
                 run = Run(section, options, start)
-                run.identify(self.known)
+                try:
+                    run.identify(self.known)
+                except ValueError:
+                    raise self.wrong(section.line, f"[{section.name}] loss-rate '{run.value('loss-rate')}': expected a "
+                                     "number from 0 to 1, or two with a comma") from None
+                except OSError as error:
+                    raise self.wrong(section.line, f"[{section.name}] {error.filename}: {error.strerror}") from None
                 section.runs.append(run)
             self.compare(section)
+            self.tell_apart(section)
         self.schedule()
 
     def compare(self, section):
@@ -390,6 +424,18 @@ class Settings:
                 raise self.wrong(section.line, f"[{section.name}] has no run with {options} to "
                                  f"compare '{run.label()}' with")
             run.baseline = same[0]
+
+    def tell_apart(self, section):
+        """Refuses runs that differ and that tables would take for seeds of one row. (Runs without loss share one: each
+        other run is compared with its own.)"""
+        seen = {}
+        for run in (run for run in section.runs if not run.lossless()):
+            other = seen.setdefault((run.label(), plain(run.value("seed", "1"))), run)
+            if other.id != run.id:
+                differ = ", ".join(f"{name} {other.options[name]} and {value}" for name, value in run.options.items()
+                                   if other.options[name] != value and name != "name")
+                raise self.wrong(section.line, f"[{section.name}] has two runs of one name, '{run.label()}', and seed: "
+                                 f"{differ}; expected a name for each (name/OPTION = ...)")
 
     def start_of(self, section):
         if not section.start:

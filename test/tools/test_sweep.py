@@ -24,6 +24,8 @@ from program import BUILD, ROOT, environment_of, events, markov_files, planned_m
 
 sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
+sweep_results = importlib.import_module("sweep_results")
+sweep_rules = importlib.import_module("sweep_rules")
 sweep_rounds = importlib.import_module("sweep_rounds")
 sweep_settings = importlib.import_module("sweep_settings")
 sweep_statistics = importlib.import_module("sweep_statistics")
@@ -586,6 +588,10 @@ def test_plots_are_there(finished):
     (("# a tiny", "prepare = false\n# a tiny"), "'false' failed"),
     (("# a tiny", "prepare = /no/such/program\n# a tiny"), "prepare:"),
     (("steps = 6", "steps = 6\nno-overlap = perhaps"), "expected yes or no"),
+    (("loss-rate = 0 0.25\n\n[one", "loss-rate = 0 a\n\n[one"), "loss-rate 'a': expected a number from 0 to 1"),
+    (("repair = 1", "repair = 1,2,3"), "--repair: "),
+    (("estimator = mean balanced\nrepair = 1", "name/repair = ours/1 ours/2"), "two runs of one name, 'ours', and seed: repair 1 and 2"),
+    (("loss-rate = 0 0.25\n\n[one", "loss-rate = 0 0.2 0.2000001\n\n[one"), "two runs of one name, '20%', and seed: loss-rate"),
 ])
 def test_bad_settings_get_one_line(data, tmp_path, change, said):
     assert change[0] in SETTINGS
@@ -617,6 +623,84 @@ def test_ready_made_settings_are_well_formed(name, data, tmp_path):
     done = sweep(write(tmp_path / name, text, data), "--list")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 10
+
+
+def test_lines_that_are_no_results(tmp_path):
+    path = tmp_path / "results.jsonl"
+    good = {"id": "a", "perplexity": 2.5}
+    path.write_bytes(b'{"id":"b"}\n3\n\xff\n{"id":"c","perpl\n' + json.dumps(good).encode() + b'\n{"id":"d"')
+    assert sweep_results.read_results(path) == {"a": good}
+    done = sweep("quick", "--results", ROOT / "README.md")
+    assert done.returncode == 2 and "has no results: expected a results.jsonl" in done.stderr
+
+
+def test_files_stand_by_what_they_have(data, tmp_path):
+    """Two files of one name are two arms, a changed file is another run, and one in another folder is the same run."""
+    text = SETTINGS.split("[steep]", maxsplit=1)[0]
+
+    def ids(folder):
+        lines = f"loss-rate = 0 1\nrule = none {folder}/1/r.c {folder}/2/r.c\nloss-model = trace:{folder}/1/t trace:{folder}/2/t\n"
+        listed = sweep(write(tmp_path / "files", text.replace("model = 260K", f"model = {folder}/1/m.json {folder}/2/m.json")
+                             + "[a]\n" + lines, data), "--list")
+        assert listed.returncode == 0, listed.stderr
+        return [line.split()[0] for line in listed.stdout.splitlines()]
+
+    for folder in (tmp_path / "here", tmp_path / "there"):
+        for number in "12":
+            (folder / number).mkdir(parents=True)
+            for name in ("r.c", "t", "m.json"):
+                (folder / number / name).write_text(number)
+    here = ids(tmp_path / "here")
+    assert len(set(here)) == 2 + 2 * 2 * 3 and here == ids(tmp_path / "there")
+    objects = {sweep_rules.object_of(f"{tmp_path}/here/{number}/r.c") for number in "12"}
+    assert len(objects | {sweep_rules.object_of("r")}) == 3
+    for name in ("r.c", "t", "m.json"):
+        (tmp_path / "there" / "1" / name).write_text("3")
+        changed = ids(tmp_path / "there")
+        assert changed != here
+        here = changed
+
+
+def test_a_replay_is_no_base():
+    """It loses what its record says, also with a loss rate of 0."""
+    run = lambda **options: sweep_settings.Run(None, {name.replace("_", "-"): value for name, value in options.items()}, None)
+    assert not run(loss_model="replay:late").lossless() and run(loss_model="replay:late", algorithm="reliable").lossless()
+    assert run(loss_model="trace:t", loss_rate="0").lossless() and not run(loss_model="trace:t", loss_rate="1").lossless()
+
+
+def test_results_that_cannot_be_written(data, tmp_path):
+    """One line says so, and no run goes on."""
+    text = SETTINGS.split("[one phase]", maxsplit=1)[0].replace("seed = 1 2 3", "seed = 1")
+    fake = tmp_path / "program"
+    fake.write_text(f"#!/bin/sh\ncase \"$*\" in *dry-run*|*help*) ;; *) mkdir -p {tmp_path}/out/results.jsonl ;; esac\n"
+                    f"exec {BUILD / 'train_llama2'} \"$@\"\n")
+    fake.chmod(0o755)
+    done = sweep(write(tmp_path / "tiny", text, data), "--out", tmp_path / "out", TRAIN_LLAMA2=str(fake))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"sweep: {tmp_path}/out/results.jsonl: Is a directory" and "Traceback" not in done.stderr
+
+
+def test_nobody_reads_what_it_says(data, tmp_path):
+    """`| head` does not stop the runs."""
+    text = SETTINGS.split("[one phase]", maxsplit=1)[0].replace("seed = 1 2 3", "seed = 1 2")
+    process = subprocess.Popen(command(write(tmp_path / "tiny", text, data), "--out", tmp_path / "out", "--jobs=1"), cwd=ROOT,
+                               env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait(timeout=900) in (0, 1) and "Traceback" not in said, said
+    assert len(results(tmp_path / "out" / "results.jsonl")) == 4
+
+
+def test_a_seed_that_diverged_is_named():
+    section = sweep_settings.Section("x", 1)
+    run = sweep_settings.Run(section, {"loss-rate": "0.2"}, None)
+    run.id, run.baseline = "a", "b"
+    result = {"perplexity": 11.0, "status": "complete", "max_age": 1}
+    lost = {**result, "perplexity": None, "status": "not finite"}
+    group = {"section": section, "label": "20%", "run": run,
+             "members": [(seed, one, {"perplexity": 10.0}, run) for seed, one in enumerate((result, lost, result))]}
+    text = sweep_report.as_text([sweep_report.summarise(group)])
+    assert "  1 of 3 seeds diverged: perplexity and change are of the others\n" in text
 
 
 # ---- a comparison whose arms have names -----------------------------------------------------
