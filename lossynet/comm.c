@@ -121,9 +121,9 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     lossynet_status status = ln_loss_open(&comm->loss, &loss, why, sizeof why);
     if (status) return ln_fail(status, "%s", why);
     status = ln_partition_open(&comm->partition, settings->workers,
-                               settings->group > 1 ? settings->group : 1, settings->group_sizes,
-                               settings->buckets, settings->bucket_elements,
-                               settings->shard_elements, packet_bytes, settings->wire_dtype);
+                               settings->group > 1 ? settings->group : 1, settings->buckets,
+                               settings->bucket_elements, settings->shard_elements, packet_bytes,
+                               settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
     if (comm->loss.replay && !comm->resources.pool.measuring) status = check_replay(comm, settings);
@@ -168,7 +168,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
         hash = ln_mix(hash ^ partition->shard_element[i]);
         hash = ln_mix(hash ^ partition->shard_packet[i]);
     }
-    hash = ln_mix(hash ^ ln_groups_fingerprint(&partition->groups));
+    hash = ln_mix(hash ^ (uint64_t)partition->groups.size);
     hash = ln_mix(hash ^ ln_loss_fingerprint(&comm->loss));
     hash = ln_mix(hash ^ (uint64_t)comm->averaging.estimator);
     hash = ln_mix(hash ^ (uint64_t)settings->drift_samples);
@@ -344,11 +344,9 @@ void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, si
 }
 
 void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size) {
-    const struct ln_groups *groups = &comm->partition.groups;
     assert(worker >= 0 && worker < comm->workers.count);
-    const int *start = groups->first + groups->of[worker];
-    *first = start[0];
-    *size = start[1] - start[0];
+    *size = comm->partition.groups.size;
+    *first = worker / *size * *size;
 }
 
 bool lossynet_is_partner_of(const struct lossynet_comm *comm, int worker, int owner) {
@@ -376,7 +374,7 @@ void lossynet_packet_places(const struct lossynet_comm *comm, struct lossynet_pa
 
 int lossynet_partners_of(const struct lossynet_comm *comm, int owner, int32_t *out) {
     const int groups = comm->partition.groups.count;
-    if (out) memcpy(out, ln_partners(&comm->partition, owner), (size_t)groups * sizeof *out);
+    for (int g = 0; out && g < groups; g++) out[g] = ln_partner(&comm->partition, owner, g);
     return groups;
 }
 

@@ -28,10 +28,7 @@
  * the group's mean in the elements that the member's partners own. After a broadcast each member
  * has received the elements that its partners own. Members in one rank may share one vector. In
  * formulas N is then the number of groups. A rank hosts whole groups, or one worker. With G = 1
- * every worker is a group. If G does not divide N, the last group is shorter. Or
- * settings.group_sizes gives the number of workers of each group. With unequal groups, the owner at
- * place j of its group has member j modulo S of a group of S workers as its partner
- * (lossynet_is_partner_of), and an average counts a group as many times as it has workers.
+ * every worker is a group.
  *
  * Vectors of bfloat16 (settings.vector_dtype): in both phases the vectors hold P elements of 2
  * bytes. With wire dtype bf16 packets carry these elements as they are. With int8, int6 and int4
@@ -217,8 +214,7 @@ int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phas
 
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */
-    int group;                     /* G, at most N; 0 means 1. See "Groups" above */
-    const int *group_sizes;        /* workers of each group, N in all; NULL: G in each. Copied */
+    int group;                     /* G, which divides N; 0 means 1. See "Groups" above */
     int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     /* [buckets][workers], copied: elements of each owner's shard, which follow one another in order of

@@ -88,31 +88,14 @@ static lossynet_status check_sizes(const struct lossynet_settings *settings) {
     return LOSSYNET_OK;
 }
 
-static lossynet_status check_group_sizes(const struct lossynet_world *world,
-                                         const struct lossynet_settings *settings) {
-    int workers = 0;
-    for (int g = 0; workers < settings->workers; g++) {
-        if (settings->group_sizes[g] > 0 &&
-            settings->group_sizes[g] <= settings->workers - workers) {
-            workers += settings->group_sizes[g];
-            continue;
-        }
-        return ln_refuse("group %d of %d workers: expected some, and %d in all groups", g,
-                         settings->group_sizes[g], settings->workers);
-    }
-    if (world->ranks == 1 || world->ranks == settings->workers) return LOSSYNET_OK;
-    return ln_refuse("groups of given sizes: expected one worker in each rank, got %d",
-                     settings->workers / world->ranks);
-}
-
 static lossynet_status check_group(const struct lossynet_world *world,
                                    const struct lossynet_settings *settings) {
     const int group = settings->group, local = settings->workers / world->ranks;
-    if (settings->group_sizes && check_group_sizes(world, settings)) return LOSSYNET_INVALID;
-    if (!settings->group_sizes && (group == 0 || group == 1)) return LOSSYNET_OK;
-    if (!settings->group_sizes && (group < 0 || group > settings->workers))
-        return ln_refuse("group %d: expected at most the %d workers", group, settings->workers);
-    if (!settings->group_sizes && world->ranks > 1 && local > 1 && local % group)
+    if (group == 0 || group == 1) return LOSSYNET_OK;
+    if (group < 0 || settings->workers % group)
+        return ln_refuse("group %d: expected a number that divides the %d workers", group,
+                         settings->workers);
+    if (world->ranks > 1 && local > 1 && local % group)
         return ln_refuse(
             "group %d: expected one worker in each rank, or whole groups, got %d workers "
             "in each",

@@ -87,14 +87,8 @@ void run_info_announce(const struct run_info *run) {
            (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
            run->ranks > 1 ? "es" : "", run->be->details,
            run->faster_in_bf16 ? "\n(several times as fast with --dtype bf16)" : "");
-    const int last = run->workers % (o->group_size > 1 ? o->group_size : 1);
-    char shorter[32] = "";
-    if (o->group_sizes)
-        snprintf(shorter, sizeof shorter, " or fewer, as a host has,");
-    else if (last > 0)
-        snprintf(shorter, sizeof shorter, ", the last of %d,", last);
     if (o->group_size > 1)
-        printf("groups of %d workers%s share a replica%s\n", o->group_size, shorter,
+        printf("groups of %d workers share a replica%s\n", o->group_size,
                run->mapped ? "; their GPUs read each other's gradients" : "");
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)options_micro_batches(o, run->workers) * run->batch * run->seq);

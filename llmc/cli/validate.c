@@ -120,7 +120,7 @@ int validate_options(const struct options *o, int ranks) {
 /* ---- agreement between ranks ------------------------------------------------------------ */
 
 struct started { /* how a rank was started */
-    int32_t status, local_ranks;
+    int32_t status, local_rank, local_ranks;
     char revision[60];
     char option[OPTIONS_MOST]
                [CHECKSUM_TEXT_BYTES]; /* hashes of the values, in the order of options_json */
@@ -165,6 +165,10 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
                              "each host, got %d workers in each of %d processes of a host",
                              local, world->local_ranks);
         o->group_size = o->generate ? 1 : world->local_ranks * local;
+        if (workers % o->group_size)
+            return log_error("--group host: expected as many ranks on each host, got %d on this "
+                             "one of %d",
+                             world->local_ranks, world->ranks);
         return 0;
     }
     if (end == o->group || *end || size < 1 || size > 65534)
@@ -223,30 +227,15 @@ static int check(struct options *o, const struct lossynet_world *world, const ch
     return !status && compares && common_facts_find(o, "", facts) ? 1 : status;
 }
 
-/* Forms the groups of --group host, from the number of ranks on each host, which all ranks have
- * exchanged. Returns 0, 2 after reporting, or -1 on memory errors. */
-static int group_by_host(const struct lossynet_world *world, const struct started *all,
-                         struct options *o) {
-    static int *sizes; /* never freed, since options point to it */
-    const int local = o->net.workers ? o->net.workers / world->ranks : 1;
-    int groups = 0, largest = 0;
-    bool equal = true; /* all sizes except the last */
-    sizes = calloc((size_t)world->ranks, sizeof *sizes);
-    if (!sizes) return log_out_of_memory("the list of hosts", 0);
-    for (int first = 0; first < world->ranks; first += sizes[groups++]) {
-        const int size = sizes[groups] = all[first].local_ranks;
-        for (int r = first; r < first + size; r++) {
-            if (r < world->ranks && all[r].local_ranks == size) continue;
+/* --group host: whether the ranks of each host follow one another, and are as many as on rank 0's. */
+static int check_hosts(const struct lossynet_world *world, const struct started *all) {
+    for (int r = 0; r < world->ranks; r++)
+        if (all[r].local_ranks != all[0].local_ranks || all[r].local_rank != r % all[0].local_ranks)
             return log_wrong_usage(
-                "--group host: expected the ranks of a host to follow one another (mpirun "
-                "--map-by slot), got %d ranks on the host of rank %d",
-                size, first);
-        }
-        equal = equal && (size == sizes[0] || (first + size == world->ranks && size < sizes[0]));
-        largest = size > largest ? size : largest;
-    }
-    o->group_size = largest * local;
-    o->group_sizes = equal ? NULL : sizes;
+                "--group host: expected as many ranks on each host, which follow one another "
+                "(mpirun --map-by slot), got %d on the host of rank 0, and rank %d is number %d of "
+                "%d on its host",
+                all[0].local_ranks, r, all[r].local_rank, all[r].local_ranks);
     return 0;
 }
 
@@ -288,7 +277,7 @@ static int compare(const struct lossynet_world *world, struct options *o,
                       common_fact_names[i], here, r, there);
         }
     if (!status && !strcmp(o->group, "host") && !o->dry_run && !o->generate)
-        status = group_by_host(world, all, o);
+        status = check_hosts(world, all);
     free(all);
     return status;
 }
@@ -301,7 +290,7 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
     log_muted = world->rank > 0; /* every rank finds the same mistake, and one reports it */
     mine.status = share_newest(world, o, parse(argc, argv, world, o), newest);
     if (!mine.status) mine.status = check(o, world, newest, &mine.facts);
-    mine.local_ranks = world->local_ranks;
+    mine.local_rank = world->local_rank, mine.local_ranks = world->local_ranks;
     snprintf(mine.revision, sizeof mine.revision, "%s", revision);
     if (!mine.status && world->ranks > 1) note_options(o, &mine);
     int status = compare(world, o, &mine, &wrong);

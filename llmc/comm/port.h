@@ -46,8 +46,7 @@ struct port_verbs {
 
 /* Workers of a group share a replica (--group), and their gradients are added up without loss, before
  * packets are sent to other groups: in order of workers, so that the sum has the same bits wherever the
- * members run. Each member computes the gradient of 1/G of its loss, so the sum is the group's mean. If G
- * does not divide N, the last group has fewer members, and its G is their number.
+ * members run. Each member computes the gradient of 1/G of its loss, so the sum is the group's mean.
  *
  * If a rank has whole groups, the first member computes into the group's vector, the others into separate
  * ones, and a finished bucket is added to the group's. If it has one member, port_shared.c adds up. */

@@ -15,10 +15,7 @@ int comm_group(const struct options *o) {
 }
 
 int comm_groups(const struct options *o, int workers) {
-    int groups = 0, counted = 0;
-    for (; counted < workers; groups++)
-        counted += o->group_sizes ? o->group_sizes[groups] : comm_group(o);
-    return groups;
+    return workers / comm_group(o);
 }
 
 int comm_layout(const struct options *o, const struct llama_config *c, int workers,
@@ -102,7 +99,6 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.workers = s.loss.workers = workers;
     s.loss.steps = (uint64_t)o->steps;
     s.group = comm_group(o);
-    s.group_sizes = o->group_sizes;
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
     s.shard_elements = l->shard_elements;

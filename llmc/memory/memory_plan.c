@@ -60,40 +60,18 @@ static int group_of(const struct memory_plan_settings *s) {
     return s->run.group > 1 ? s->run.group : 1;
 }
 
-/* The size of group g, which starts at worker `first`. */
-static int size_of(const struct memory_plan_settings *s, int g, int first) {
-    const int left = s->run.workers - first,
-              size = s->group_sizes ? s->group_sizes[g] : group_of(s);
-    return size < left ? size : left;
+static int groups_of(const struct memory_plan_settings *s) {
+    return s->run.workers / group_of(s);
 }
 
-/* The number of groups. *shortest: the number of workers in the smallest group. */
-static int groups_of(const struct memory_plan_settings *s, int *shortest) {
-    int groups = 0;
-    *shortest = s->run.workers;
-    for (int first = 0; first < s->run.workers; groups++) {
-        const int size = size_of(s, groups, first);
-        if (size < *shortest) *shortest = size;
-        first += size;
-    }
-    return groups;
-}
-
-/* The largest number of shards that a worker sends or receives in a phase. An owner sends its shard
- * to each other group. In a smaller group, a member is the partner of several owners of a group. */
-static int shards_of(const struct memory_plan_settings *s) {
-    int shortest, groups = groups_of(s, &shortest);
-    return (groups - 1) * ((group_of(s) + shortest - 1) / shortest);
-}
-
-/* The groups of this rank. All except the last one have the same number of workers. */
+/* The groups of this rank, whole or a part of one. */
 static int local_groups(const struct memory_plan_settings *s) {
     return (local_of(s) + group_of(s) - 1) / group_of(s);
 }
 
 /* The replicas of a rank. A replica that ranks share counts in equal parts. */
 static double replicas_of(const struct memory_plan_settings *s) {
-    return local_of(s) > 1 ? local_groups(s) : 1.0 / s->members;
+    return local_of(s) > 1 ? local_groups(s) : 1.0 / group_of(s);
 }
 
 int memory_plan_most_sets(const struct memory_plan_settings *s) {
@@ -112,8 +90,6 @@ void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->run.ranks = ranks;
     s->saving.rank = rank;
     s->sets = local_groups(s) >= s->threads && !s->run.device ? s->threads : 1;
-    int first = 0;
-    for (int g = 0; first <= rank * local_of(s); g++) first += s->members = size_of(s, g, first);
 }
 
 /* Elements of the largest bucket with a layer, and of the embedding's bucket. */
@@ -248,7 +224,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
                                       const struct memory_plan_settings *s) {
     const struct placement p = placement(s);
     const struct array_sizes sizes = sizes_of(config, s);
-    const double P = sizes.whole, N = s->run.workers, others = shards_of(s) * sizes.owned / P;
+    const double P = sizes.whole, N = s->run.workers, others = (groups_of(s) - 1) * sizes.owned / P;
     const bool device = s->run.device, bf16 = s->run.dtype == DTYPE_BF16;
     struct memory_plan e = {0};
     e.parameters = P;
@@ -262,8 +238,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     if (p.has[ARRAY_MASTER]) e.working_bytes += 4.0 / p.copy_bytes * BACKEND_CUDA_PART_BYTES;
     e.program_bytes = device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
-    int shortest;
-    const double received = p.copy_bytes == 2 ? 2 * sizes.owned * (groups_of(s, &shortest) - 1) : 0;
+    const double received = p.copy_bytes == 2 ? 2 * sizes.owned * (groups_of(s) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - received, 0);
     e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes =
@@ -305,10 +280,9 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
 double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
     const double P = (double)config_parameters(config), N = s->run.workers;
-    int shortest, groups = groups_of(s, &shortest);
     const double carried = carries(s) ? N * 2 * P : 0;
     return 4 * P + 4 * (P + squares(config, s)) * (s->run.steps_alone ? N : 1) +
-           s->saving.stale * (groups - 1) * 4 * P + carried;
+           s->saving.stale * (groups_of(s) - 1) * 4 * P + carried;
 }
 
 static void line(const char *what, double bytes, const char *note) {
@@ -388,20 +362,15 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
            s->run.workers, s->run.workers > 1 ? "s" : "", s->batch, s->seq,
            (double)s->run.workers * s->batch * s->seq * s->run.micro_batches);
     if (group_of(s) > 1)
-        printf("groups of %d%s share a replica: each is on one host, which has one copy of it\n",
-               group_of(s), s->run.workers % group_of(s) ? ", the last of those left," : "");
+        printf("groups of %d share a replica: each is on one host, which has one copy of it\n",
+               group_of(s));
     printf("\n");
     memory_plan_print_memory(config, s);
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
          carries(s) ? "with stale packets and lost gradients"
                     : "of all workers, stale packets too");
-    if (s->run.workers % group_of(s))
-        printf(
-            "\nSent or received per worker and step, as %s, most by a member of the last group\n",
-            s->wire.dtype);
-    else
-        printf("\nSent per worker and step, as %s; as much is received\n", s->wire.dtype);
+    printf("\nSent per worker and step, as %s; as much is received\n", s->wire.dtype);
     line("gradient phase", e.phase_bytes[0], "");
     line("parameter phase", e.phase_bytes[1], "");
     const double again =

@@ -39,10 +39,6 @@ struct memory_plan_settings {
     const char *model; /* name to print */
     struct memory_plan_owners owners;
     struct placement_run run;
-    /* Sizes of all groups, where each rank has one worker, and run.group does not count; NULL:
-     * none. */
-    const int *group_sizes;
-    int members;              /* workers in this rank's group */
     int batch, seq;           /* of a micro-batch */
     int sets;                 /* of activations; 0: 1 */
     int threads;              /* CPU: threads that compute; 0: 1 */

@@ -124,8 +124,8 @@ static const struct lossynet_option table[] = {
     ELSEWHERE("workers"),
     STRING("group", group, RESUMED, "1", "G|host",
            "this many workers share one replica. They average without loss inside the group, and "
-           "each sends 1/G of the group's gradient. Other groups see one worker. The last group "
-           "may be smaller. host: all ranks of a host"),
+           "each sends 1/G of the group's gradient. Other groups see one worker. host: all ranks "
+           "of a host"),
     ELSEWHERE("link"),
     ELSEWHERE("packet-bytes"),
     ELSEWHERE("wire-dtype"),

@@ -55,10 +55,6 @@ struct options {
     /* network */
     const char *group, *rule;
     int group_size; /* the number that `group` means here; set by validate.c */
-    /* Sizes of the groups in order of ranks, if `group` is host and hosts have different numbers of
-     * ranks. NULL: each group has group_size workers, and the last those that are left. Never
-     * freed. */
-    const int *group_sizes;
     double link_gbps;
     const char *meet; /* NULL: the ranks that a launcher started */
     int meet_ranks, meet_keep;

@@ -717,9 +717,9 @@ static inline float *ln_feedback_mass(const struct lossynet_comm *comm, int v) {
 /* How many groups have a worker in this rank, beginning with group *first; and how many have
  * none. */
 static inline int ln_local_groups(const struct lossynet_comm *comm, int *first) {
-    const int *of = comm->partition.groups.of + comm->workers.first;
-    *first = of[0];
-    return of[comm->workers.local - 1] - of[0] + 1;
+    const int size = comm->partition.groups.size;
+    *first = comm->workers.first / size;
+    return (comm->workers.first + comm->workers.local - 1) / size - *first + 1;
 }
 
 static inline int ln_remote_groups(const struct lossynet_comm *comm) {
@@ -752,7 +752,7 @@ static inline uint16_t *ln_feedback_error(const struct lossynet_comm *comm, int 
 /* Element e of what local worker v owns, as the packets of a remote sender brought it. */
 static inline void *ln_inbox(const struct lossynet_comm *comm, int v, int sender, size_t e) {
     int first, local = ln_local_groups(comm, &first);
-    const int group = comm->partition.groups.of[sender];
+    const int group = sender / comm->partition.groups.size;
     size_t remote = (size_t)(group < first ? group : group - local);
     return ln_element(comm, comm->exchange.inbox,
                       comm->exchange.inbox_start[v] + e +

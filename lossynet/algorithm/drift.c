@@ -311,9 +311,9 @@ static void measure_distances(const struct lossynet_comm *comm, double *pair, do
         /* Relative to the fresh value, to keep the digits: sum over pairs of (x_i - x_j)^2
          * = N sum x^2 - (sum x)^2, and there are N(N-1)/2 pairs. */
         double fresh = drift->fresh.now[i], sum = 0, squares = 0;
-        const int *partner = ln_partners(&comm->partition, drift->owner[i]);
         for (int g = 0; g < replicas; g++) {
-            double x = (double)drift->values[(size_t)partner[g] * n + i] - fresh;
+            const size_t partner = (size_t)ln_partner(&comm->partition, drift->owner[i], g);
+            double x = (double)drift->values[partner * n + i] - fresh;
             sum += x;
             squares += x * x;
         }
@@ -421,10 +421,11 @@ static double measure_lag(const struct lossynet_comm *comm) {
     for (size_t i = 0; i < n; i++) {
         const double model = drift->model.value[i], change = drift->model.change[i];
         double behind = 0;
-        const int *partner = ln_partners(partition, drift->owner[i]);
-        for (int g = 0; g < replicas; g++)
-            if (partner[g] != drift->owner[i])
-                behind += model - (double)drift->values[(size_t)partner[g] * n + i];
+        for (int g = 0; g < replicas; g++) {
+            const int partner = ln_partner(partition, drift->owner[i], g);
+            if (partner != drift->owner[i])
+                behind += model - (double)drift->values[(size_t)partner * n + i];
+        }
         along += behind / replicas * change;
         squares += change * change;
     }

@@ -115,28 +115,27 @@ static double late_by(double mass, double share) {
  * worker without a gradient in this step sends its residual alone, which is then one step older. */
 static struct lossynet_lateness measure_lateness(const struct lossynet_comm *comm, int v) {
     const struct ln_partition *partition = &comm->partition;
-    const struct ln_groups *groups = &partition->groups;
-    const int worker = comm->workers.first + v, *partner = ln_partners(partition, worker);
+    const int worker = comm->workers.first + v;
     const size_t n = ln_partition_owner_packets(partition, worker);
     const float *mass = ln_feedback_mass(comm, v);
     const uint8_t *arrived =
         comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
     const double share = (double)comm->feedback.share;
-    const double own = groups->weight[groups->of[worker]];
     struct lossynet_lateness sum = {0};
     for (size_t k = 0; k < n; k++) {
         double gradients = 0, late = 0;
-        for (int g = 0; g < groups->count; g++) {
-            const size_t i = (size_t)partner[g] * n + k;
+        for (int g = 0; g < partition->groups.count; g++) {
+            const int partner = ln_partner(partition, worker, g);
+            const size_t i = (size_t)partner * n + k;
             if (!arrived[i]) continue;
-            const double all = groups->weight[g] * (1 + share * (double)mass[i]);
+            const double all = 1 + share * (double)mass[i];
             gradients += all;
-            if (mass[i] > 0) late += groups->weight[g] * late_by((double)mass[i], share);
-            if (comm->feedback.alone[partner[g]]) late += all;
+            if (mass[i] > 0) late += late_by((double)mass[i], share);
+            if (comm->feedback.alone[partner]) late += all;
         }
         if (gradients == 0) continue;
         sum.late += late / gradients;
-        sum.others += 1 - (arrived[(size_t)worker * n + k] ? own : 0) / gradients;
+        sum.others += 1 - (arrived[(size_t)worker * n + k] ? 1 : 0) / gradients;
     }
     return sum;
 }

@@ -80,31 +80,29 @@ void ln_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender, const
 
 /* ---- weights ---- */
 
-struct weights { /* for a group of weight 1: the owner's group, another group */
+struct weights { /* of the owner's group, of another group */
     double own, other;
 };
 
-struct came {      /* what arrived of a packet */
-    double weight; /* sum over all groups whose packet arrived, also the owner's */
-    int others;    /* number of other groups whose packet arrived */
-    bool own;      /* the owner has a gradient itself */
+struct came {   /* what arrived of a packet */
+    bool own;   /* the owner has a gradient itself */
+    int others; /* number of other groups whose packet arrived */
 };
 
-static struct weights estimate(lossynet_estimator estimator, const struct ln_groups *groups,
-                               const struct came *came) {
-    const double n = groups->weights;
+static struct weights estimate(lossynet_estimator estimator, int groups, const struct came *came) {
+    const double n = groups, all = came->own + came->others;
     struct weights w = {1.0 / n, 1.0 / n};
     switch (estimator) {
     case LOSSYNET_MEAN:
-        w.own = w.other = 1.0 / came->weight;
+        w.own = w.other = 1.0 / all;
         break;
     case LOSSYNET_BALANCED:
         if (!came->own)
-            w.other = 1.0 / came->weight;
+            w.other = 1.0 / all;
         else if (came->others == 0)
-            w.own = 1.0 / came->weight;
+            w.own = 1.0 / all;
         else
-            w.other = (groups->count - 1.0) / (n * came->others);
+            w.other = (n - 1.0) / (n * came->others);
         break;
     case LOSSYNET_ZERO:
         break;
@@ -114,14 +112,12 @@ static struct weights estimate(lossynet_estimator estimator, const struct ln_gro
 
 /* With error feedback (error_feedback.c): 1 / (weighted number of gradients that arrived in one
  * packet of all senders). */
-static double weight_of_mass(const struct lossynet_comm *comm, const int *partner,
-                             const uint8_t *arrived, const float *mass, size_t stride) {
-    const struct ln_groups *groups = &comm->partition.groups;
+static double weight_of_mass(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
+                             const float *mass, size_t stride) {
     double sum = 0;
-    for (int g = 0; g < groups->count; g++) {
-        const size_t s = (size_t)partner[g] * stride;
-        if (arrived[s])
-            sum += groups->weight[g] * (1 + (double)comm->feedback.share * (double)mass[s]);
+    for (int g = 0; g < comm->partition.groups.count; g++) {
+        const size_t s = (size_t)ln_partner(&comm->partition, owner, g) * stride;
+        if (arrived[s]) sum += 1 + (double)comm->feedback.share * (double)mass[s];
     }
     return 1 / sum;
 }
@@ -130,22 +126,19 @@ static double weight_of_mass(const struct lossynet_comm *comm, const int *partne
  * + s * stride, and its masses at mass + s * stride; mass is NULL without error feedback. */
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
                          const float *mass, size_t stride, size_t count, float *weight) {
-    const struct ln_groups *groups = &comm->partition.groups;
-    const int *partner = ln_partners(&comm->partition, owner), home = groups->of[owner];
-    for (size_t k = 0; k < count; k++, weight += groups->count) {
+    const int groups = comm->partition.groups.count, home = owner / comm->partition.groups.size;
+    for (size_t k = 0; k < count; k++, weight += groups) {
         struct came came = {.own = arrived[(size_t)owner * stride + k]};
-        for (int g = 0; g < groups->count; g++) {
-            if (!arrived[(size_t)partner[g] * stride + k]) continue;
-            came.weight += groups->weight[g];
-            came.others += g != home;
+        for (int g = 0; g < groups; g++) {
+            const size_t partner = (size_t)ln_partner(&comm->partition, owner, g);
+            weight[g] = arrived[partner * stride + k] ? 1 : 0;
+            came.others += g != home && weight[g] > 0;
         }
         struct weights w = estimate(comm->averaging.estimator, groups, &came);
         if (mass && comm->averaging.estimator == LOSSYNET_MEAN)
-            w.own = w.other = weight_of_mass(comm, partner, arrived + k, mass + k, stride);
-        for (int g = 0; g < groups->count; g++)
-            weight[g] = arrived[(size_t)partner[g] * stride + k]
-                            ? (float)((g == home ? w.own : w.other) * groups->weight[g])
-                            : 0;
+            w.own = w.other = weight_of_mass(comm, owner, arrived + k, mass + k, stride);
+        for (int g = 0; g < groups; g++)
+            if (weight[g] > 0) weight[g] = (float)(g == home ? w.own : w.other);
     }
 }
 
@@ -163,9 +156,9 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
 
     size_t offset, count, skip = from * partition->packet_elements;
     ln_shard_span(partition, owner, bucket, &offset, &count);
-    const int groups = partition->groups.count, *partner = ln_partners(partition, owner);
+    const int groups = partition->groups.count;
     for (int g = 0; g < groups; g++) {
-        const int s = partner[g];
+        const int s = ln_partner(partition, owner, g);
         const void *elements =
             ln_is_local(comm, s) ? ln_element(comm, vectors[s - comm->workers.first], offset + skip)
                                  : ln_inbox(comm, v, s, partition->owner_element[row] + skip);

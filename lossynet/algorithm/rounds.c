@@ -79,8 +79,7 @@ static int rounds_with(const struct ln_loss *loss, int groups, lossynet_phase ph
 int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phase phase,
                          double *again, double *left) {
     const double p = settings->loss.rate[phase], budget = settings->retransmission_budget;
-    const int groups = ln_groups_count(settings->workers, settings->group > 1 ? settings->group : 1,
-                                       settings->group_sizes);
+    const int groups = settings->workers / (settings->group > 1 ? settings->group : 1);
     int rounds = settings->retransmission_rounds[phase];
     struct lossynet_loss_settings injected = settings->loss;
     struct ln_loss loss;

@@ -30,7 +30,7 @@ lossynet_status ln_rule_check(const struct lossynet_settings *s) {
             rule->size, sizeof *rule);
     const char *wrong =
         s->vector_dtype != LOSSYNET_FLOAT32 || s->memory ? "vectors of float32 in the host's memory"
-        : s->group > 1 || s->group_sizes                 ? "no groups"
+        : s->group > 1                                   ? "no groups"
         : rule->reliable && s->network.skip_late ? "no deadline: ranks may know another norm"
         : rule->send && s->error_feedback        ? "carry 0: what it sends of one step is "
                                                    "not to be added to that of another"

@@ -52,8 +52,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
         hash = ln_mix(hash ^ partition->shard_packet[i]);
     }
     hash = ln_mix(hash ^ (uint64_t)comm->workers.count);
-    const uint64_t groups = ln_groups_fingerprint(&partition->groups);
-    if (groups > 1) hash = ln_mix(hash ^ groups);
+    if (partition->groups.size > 1) hash = ln_mix(hash ^ (uint64_t)partition->groups.size);
     hash = ln_mix(hash ^ partition->packet_elements);
     hash = ln_mix(hash ^ (uint64_t)(int64_t)worker);
     if (worker != LOSSYNET_ALL_WORKERS) return hash;

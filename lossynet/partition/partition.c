@@ -67,12 +67,11 @@ static void fill(struct ln_partition *partition, const size_t *bucket_elements,
 }
 
 lossynet_status ln_partition_open(struct ln_partition *partition, int workers, int group,
-                                  const int *group_sizes, int buckets,
-                                  const size_t *bucket_elements, const size_t *shard_elements,
-                                  size_t packet_bytes, lossynet_wire_dtype dtype) {
-    *partition = (struct ln_partition){.workers = workers, .buckets = buckets};
-    lossynet_status status = ln_groups_open(&partition->groups, workers, group, group_sizes);
-    if (status) return status;
+                                  int buckets, const size_t *bucket_elements,
+                                  const size_t *shard_elements, size_t packet_bytes,
+                                  lossynet_wire_dtype dtype) {
+    *partition = (struct ln_partition){
+        .workers = workers, .buckets = buckets, .groups = {workers / group, group}};
     partition->dtype[LOSSYNET_GRADIENT] = dtype;
     partition->dtype[LOSSYNET_PARAMETER] = dtype > LOSSYNET_INT8 ? LOSSYNET_INT8 : dtype;
     partition->packet_elements =
@@ -97,7 +96,6 @@ lossynet_status ln_partition_open(struct ln_partition *partition, int workers, i
 }
 
 void ln_partition_close(struct ln_partition *partition) {
-    ln_groups_close(&partition->groups);
     free(partition->shard_element);
     free(partition->shard_packet);
     free(partition->owner_element);

@@ -9,27 +9,10 @@
 
 #include "lossynet/base/base.h"
 
-/* ---- workers in groups (groups.c) ---- */
-
-/* Each group has consecutive workers. Without groups every worker is a group. */
+/* Each group has `size` consecutive workers. Without groups every worker is a group. */
 struct ln_groups {
-    int count, largest; /* number of groups; workers of the largest group */
-    int *of;            /* [workers]: the group of each worker */
-    int *first;         /* [count + 1]: first worker of each group; first[count]: all workers */
-    int *partner;       /* [largest][count], see ln_partners */
-    double *weight;     /* [count]: workers of the group over workers of group 0 */
-    double weights;     /* their sum */
+    int count, size;
 };
-
-/* How many groups the arguments of ln_groups_open make. */
-int ln_groups_count(int workers, int group, const int *sizes);
-
-/* Makes groups of `group` workers; the last group has those that are left. If sizes is not NULL,
- * group g has sizes[g] workers, until there are `workers` in all. */
-lossynet_status ln_groups_open(struct ln_groups *groups, int workers, int group, const int *sizes);
-void ln_groups_close(struct ln_groups *groups);
-/* A hash of the groups' sizes; if all are equal, the size itself. */
-uint64_t ln_groups_fingerprint(const struct ln_groups *groups);
 
 /* ---- who owns what (partition.c) ---- */
 
@@ -57,22 +40,20 @@ struct ln_partition {
 
 /* shard_elements: [buckets][workers]; NULL: equal shards. */
 lossynet_status ln_partition_open(struct ln_partition *partition, int workers, int group,
-                                  const int *group_sizes, int buckets,
-                                  const size_t *bucket_elements, const size_t *shard_elements,
-                                  size_t packet_bytes, lossynet_wire_dtype dtype);
+                                  int buckets, const size_t *bucket_elements,
+                                  const size_t *shard_elements, size_t packet_bytes,
+                                  lossynet_wire_dtype dtype);
 void ln_partition_close(struct ln_partition *partition);
 
-/* The partners of an owner: one worker of each group, in order of groups. For its own group it is
- * the owner itself. Partners send and receive the owner's packets for their groups. */
-static inline const int *ln_partners(const struct ln_partition *partition, int owner) {
-    const struct ln_groups *groups = &partition->groups;
-    const int place = owner - groups->first[groups->of[owner]];
-    return groups->partner + (size_t)place * (size_t)groups->count;
+/* The partner of an owner in a group: the member at the same place, which sends and receives the
+ * owner's packets for its group. In the owner's own group it is the owner itself. */
+static inline int ln_partner(const struct ln_partition *partition, int owner, int group) {
+    return group * partition->groups.size + owner % partition->groups.size;
 }
 
 /* Whether the worker is the owner, or sends it gradients and receives its parameters. */
 static inline bool ln_is_partner(const struct ln_partition *partition, int worker, int owner) {
-    return ln_partners(partition, owner)[partition->groups.of[worker]] == worker;
+    return worker % partition->groups.size == owner % partition->groups.size;
 }
 
 static inline size_t ln_partition_owned(const struct ln_partition *partition, int worker) {

@@ -80,7 +80,7 @@ DEVICE = {name.replace(", carry", ""): {**SETTINGS[name], "carry": 0 if "carry" 
 # Other numbers of workers, in all on one device or on two; a number of ranks is not an option of the program.
 DEVICE |= {
     "16 workers": {"loss-rate": 0.2, "dtype": "bf16", "workers": 16},
-    "7 workers, groups of 3": {**LEAD, "dtype": "bf16", "workers": 7, "group": 3, "wire-dtype": "int8"},
+    "6 workers, groups of 3": {**LEAD, "dtype": "bf16", "workers": 6, "group": 3, "wire-dtype": "int8"},
     "5 workers, micro-batches": {**LEAD, "dtype": "bf16", "workers": 5, "micro-batches": 3, "repair": 1},
     "6 workers on two devices": {**LEAD, "dtype": "bf16", "workers": 6, "wire-dtype": "int6",
                                  "ranks": 2},

@@ -53,39 +53,6 @@ def test_same_bits_wherever_members_live(data, tmp_path, more):
     assert found[1] == found[0] and found[2] == found[0]
 
 
-@pytest.mark.parametrize("workers, group", [(6, 4), (3, 2)], ids=["4+2", "2+1"])
-@pytest.mark.parametrize("more", [["--loss-rate=0"], ["--carry=1", "--wire-dtype=int8"],
-                                  ["--estimator=zero", "--loss-model=burst:5", "--lead=off"],
-                                  ["--repair=1", "--repair-budget=0.1", "--dtype=bf16",
-                                   "--wire-dtype=bf16"], ["--link=udp", "--pace-gbps=0.02"]],
-                         ids=["reliable", "carry", "burst", "repair", "slow"])
-def test_a_shorter_last_group(data, tmp_path, workers, group, more):
-    """Groups of four and two workers, or of two and one, give the same bits in one process and in one
-    process per worker."""
-    found = []
-    for ranks in [0, workers]:
-        out = tmp_path / str(ranks)
-        done = succeed(*options(data, f"--group={group}", "--steps=6", "--eval-every=3",
-                                "--save-every=3", "--keep=0", f"--out={out}", "--link=mpi", *more,
-                                f"--workers={workers}"), ranks=ranks)
-        assert f"groups of {group} workers, the last of" in done.stdout
-        found.append(numbers(out))
-    assert len(found[0][0]) == 6 + 2 and len(found[0][1]) == 2
-    assert found[1] == found[0]
-
-
-def test_unequal_groups_weigh_by_size(data, tmp_path):
-    """Without loss the average counts every worker once, so it equals that without groups, up to rounding."""
-    found = []
-    for group in [1, 4]:
-        out = tmp_path / str(group)
-        succeed(*options(data, f"--group={group}", "--steps=6", f"--out={out}", "--workers=6",
-                         "--loss-rate=0", "--wire-dtype=float32"))
-        found.append([(step["loss"], step["grad_norm"]) for step in events(out / "log.jsonl", "step")])
-    for alone, grouped in zip(*found):
-        assert grouped == pytest.approx(alone, rel=2e-5)
-
-
 def test_members_who_wait_still_send(data, tmp_path):
     """A member that waits for another at their barrier must still call MPI, or all ranks would hang: MPI
     moves messages above the eager limit only inside the sender's calls, and here all are above it."""
@@ -106,12 +73,11 @@ def test_one_group_shares_everything(data, tmp_path):
     assert numbers(out)[0] == numbers(apart)[0]
 
 
-@pytest.mark.parametrize("group", [2, 3])
 @pytest.mark.parametrize("ranks", [0, 4])
-def test_resumes_to_the_last_bit(data, tmp_path, ranks, group):
+def test_resumes_to_the_last_bit(data, tmp_path, ranks):
     """One process or four resume from a checkpoint of one process, bit for bit."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    more = [f"--group={group}", "--carry=1", "--steps=6", "--save-every=3", "--keep=0"]
+    more = ["--group=2", "--carry=1", "--steps=6", "--save-every=3", "--keep=0"]
     succeed(*options(data, *more, f"--out={whole}"))
     done = succeed(*options(data, *more, f"--out={parts}", f"--resume={whole}/checkpoint-00000003"),
                    ranks=ranks)
@@ -128,9 +94,8 @@ def test_a_checkpoint_of_other_groups(data, tmp_path):
 
 
 @pytest.mark.parametrize("more, ranks, why", [
-    (["--group=5"], 0, "--group 5: expected at most the 4 workers"),
-    (["--group=3"], 2, "--group 3: expected one worker in each rank, or whole groups, got 2 "
-                       "workers in each"),
+    (["--group=5"], 0, "--group 5: expected a number that divides the 4 workers"),
+    (["--group=3"], 2, "--group 3: expected a number that divides the 4 workers"),
     (["--group=0"], 0, "--group: expected a number of workers from 1 on, or host, got '0'"),
     (["--group=some"], 0, "--group: expected a number of workers from 1 on, or host, got 'some'"),
     (["--group=2", "--algorithm=rps"], 0, "--group 2: expected --algorithm lossy or reliable, got rps"),
@@ -143,7 +108,7 @@ def test_refusals(data, more, ranks, why):
     assert done.returncode == 2 and why in done.stderr
 
 
-# ---- --group host, on hosts with different numbers of ranks ----
+# ---- --group host, on several hosts ----
 
 @pytest.fixture(scope="module")
 def namespaces():
@@ -153,41 +118,27 @@ def namespaces():
         yield made
 
 
-def on_hosts(hosts, each, arguments):
-    done = hosts.mpirun(PROGRAM, *arguments, each=each, environment=usual_isa())
+def test_each_host_is_a_group(namespaces, data, tmp_path):
+    """Two hosts with two ranks each give the bits of one process with --group 2."""
+    more = ["--steps=4", "--save-every=4", "--link=mpi"]
+    done = namespaces.mpirun(PROGRAM, *options(data, *more, "--group=host", f"--out={tmp_path}/hosts"), ranks=2,
+                             each=2, environment=usual_isa())
     assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_the_last_host_has_fewer_ranks(namespaces, data, tmp_path):
-    """Hosts with two, two and one ranks give the bits of one process with --group 2."""
-    more = ["--workers=5", "--steps=4", "--save-every=4", "--link=mpi"]
-    done = on_hosts(namespaces, [2, 2, 1], options(data, *more, "--group=host", f"--out={tmp_path}/hosts"))
-    assert "groups of 2 workers, the last of 1, share a replica" in done.stdout
+    assert "groups of 2 workers share a replica" in done.stdout
     succeed(*options(data, *more, "--group=2", f"--out={tmp_path}/one"))
     assert numbers(tmp_path / "hosts") == numbers(tmp_path / "one")
 
 
-def test_hosts_of_any_number_of_ranks(namespaces, data, tmp_path):
-    """Hosts have one, three and two ranks. Without loss the average is over six workers, as without groups.
-    With loss, a resumed run gives the same bits as a run that was not stopped."""
-    more = ["--workers=6", "--link=mpi"]
-    lossless = ["--steps=4", "--loss-rate=0", "--wire-dtype=float32"]
-    done = on_hosts(namespaces, [1, 3, 2], options(data, *more, *lossless, "--group=host", f"--out={tmp_path}/hosts"))
-    assert "groups of 3 workers or fewer, as a host has, share a replica" in done.stdout
-    succeed(*options(data, *more, *lossless, f"--out={tmp_path}/one"))
-    for log in zip(*(events(tmp_path / name / "log.jsonl", "step") for name in ("hosts", "one"))):
-        assert log[0]["loss"] == pytest.approx(log[1]["loss"], rel=2e-5)
-    lossy = [*more, "--group=host", "--steps=4", "--save-every=2", "--keep=0", "--carry=1"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    on_hosts(namespaces, [1, 3, 2], options(data, *lossy, f"--out={whole}"))
-    done = on_hosts(namespaces, [1, 3, 2], options(data, *lossy, f"--out={parts}",
-                                              f"--resume={whole}/checkpoint-00000002"))
-    assert "bit for bit" in done.stdout
-    assert numbers(parts)[1] == numbers(whole)[1][1:]
+@pytest.mark.parametrize("each, why", [
+    ([2, 2, 1], "--group host: expected as many ranks on each host, got 2 on this one of 5"),
+    ([1, 3, 2], "--group host: expected as many ranks on each host, which follow one another (mpirun --map-by "
+                "slot), got 1 on the host of rank 0, and rank 1 is number 0 of 3 on its host")])
+def test_hosts_have_as_many_ranks(namespaces, data, each, why):
+    done = namespaces.mpirun(PROGRAM, *options(data, "--steps=1", "--group=host", f"--workers={sum(each)}"), each=each)
+    assert done.returncode == 2 and why in done.stderr, done.stderr
 
 
-def test_hosts_of_any_number_of_ranks_have_a_worker_in_each(namespaces, data):
+def test_hosts_have_a_worker_in_each_rank(namespaces, data):
     done = namespaces.mpirun(PROGRAM, *options(data, "--steps=1", "--group=host", "--workers=6"), ranks=2, each=[1, 2])
     assert done.returncode == 2
     assert ("--group host: expected one worker in each process, or one process on each host, got 2 workers in each "
@@ -195,7 +146,7 @@ def test_hosts_of_any_number_of_ranks_have_a_worker_in_each(namespaces, data):
 
 
 def test_ranks_of_a_host_follow_one_another(namespaces, data):
-    done = namespaces.mpirun(PROGRAM, *options(data, "--steps=1", "--group=host", "--workers=3"), ranks=2,
-                             each=[2, 1], flags=["--map-by", "node"])
+    done = namespaces.mpirun(PROGRAM, *options(data, "--steps=1", "--group=host"), ranks=2, each=2,
+                             flags=["--map-by", "node"])
     assert done.returncode == 2
-    assert "--group host: expected the ranks of a host to follow one another" in done.stderr
+    assert "got 2 on the host of rank 0, and rank 1 is number 0 of 2 on its host" in done.stderr

@@ -131,15 +131,6 @@ def test_few_bytes_leave_a_gpu(wire, gradients):
     assert needed["host's total"] < 12 and needed["total"] < 57.1
 
 
-def test_a_shorter_last_group_is_the_busiest():
-    """The last of the groups of 8 has 4 of 60 workers. Each of them exchanges two shards with each of the 7
-    other groups."""
-    needed = table("--model=7B", "--workers=60", "--group=8", "--device=cuda", "--wire-dtype=bf16")
-    sent = 2e-9 * 6738415616 * 7 * 2 / 60
-    assert needed["gradient phase"] == pytest.approx(sent, abs=1e-3)
-    assert needed["parameter phase"] == pytest.approx(sent, abs=1e-3)
-
-
 # ---- a run that is too large ----
 
 def refused(done, *texts):

@@ -152,7 +152,7 @@ static double step_flops(const struct llama_config *c, int B, int T) {
 static struct memory_plan_settings settings_of(int B, int T) {
     struct memory_plan_settings s;
     memset(&s, 0, sizeof s);
-    s.run.workers = s.run.ranks = s.members = 1;
+    s.run.workers = s.run.ranks = 1;
     s.batch = B;
     s.seq = T;
     s.run.micro_batches = 1;
