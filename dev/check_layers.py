@@ -66,7 +66,6 @@ LONG = {
     "activations": 25,        # the arrays that forward leaves for backward
     "step_metrics": 19,       # the numbers of one line of the log
     "run_info": 20,           # the facts of the first line of the log
-    "preflight_rank": 16,     # the columns of the pre-flight's table
     "classifier": 21,         # operands and sizes of one fused product
     "worker": 29,             # a pointer for each row of the table of arrays
 }

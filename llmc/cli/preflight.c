@@ -87,18 +87,17 @@ static int leave_marker(struct flight *f) {
 /* Examines each rank's host, and collects the results of all ranks. */
 static int look(struct flight *f) {
     struct preflight_rank mine;
-    struct preflight_needs needs;
     struct timespec now;
+    const struct backend *be;
+    double disk;
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
-    if (preflight_needs(f->options, &f->world, &needs) || leave_marker(f) ||
+    if (preflight_choose(f->options, &f->world, &be, &disk) || leave_marker(f) ||
         exchange_results(f, &mine))
         return -1;
     number_nodes(f);
-    preflight_look(f->options, &f->world, &needs, *f->marker ? f->marker : NULL, &mine);
-    if (exchange_results(f, &mine))
-        return -1; /* all ranks of a host hold their GPU memory at the same time */
-    preflight_release();
+    preflight_look(f->options, &f->world, be, disk, *f->marker ? f->marker : NULL, &mine);
+    if (exchange_results(f, &mine)) return -1; /* all have looked for the file */
     if (f->world.rank == 0 && *f->marker) unlink(f->marker);
     clock_gettime(CLOCK_REALTIME, &now);
     mine.clock = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
@@ -120,17 +119,15 @@ static int measure(struct flight *f, const struct preflight_nodes *n,
 
 /* Which columns the table has. */
 struct columns {
-    bool device, disk, network;
+    bool disk, network;
 };
 
 static void print_heading(const struct columns *c) {
-    printf("%-20s %5s %20s", "", "", "host memory, GB");
-    if (c->device) printf(" %17s", "GPU memory, GB");
+    printf("%-20s %5s", "", "");
     if (c->disk) printf(" %17s", "disk of --out, GB");
     printf(" %7s %8s", "clock", "GFLOP/s");
     if (c->network) printf(" %15s", "Gbit/s");
-    printf("\n%-20s %5s %11s %8s", "node", "ranks", "needed", "free");
-    if (c->device) printf(" %8s %8s", "needed", "free");
+    printf("\n%-20s %5s", "node", "ranks");
     if (c->disk) printf(" %8s %8s", "needed", "free");
     printf(" %7s %8s", "s", "per rank");
     if (c->network) printf(" %7s %7s %7s", "in", "out", "lost");
@@ -141,7 +138,7 @@ static void print_heading(const struct columns *c) {
  * arrived. */
 static void print_node(const struct flight *f, int node, const struct columns *c) {
     const struct preflight_rank *first = NULL;
-    double needed = 0, in = INFINITY, out = INFINITY, gflops = INFINITY, gpu = INFINITY;
+    double in = INFINITY, out = INFINITY, gflops = INFINITY;
     double sent = 0, arrived = 0;
     int ranks = 0;
     for (int r = 0; r < f->world.ranks; r++) {
@@ -149,11 +146,9 @@ static void print_node(const struct flight *f, int node, const struct columns *c
         if (f->node[r] != node) continue;
         if (!first) first = k;
         ranks++;
-        needed += k->memory_needed;
         in = fmin(in, f->traffic[r].in);
         out = fmin(out, f->traffic[r].out);
         gflops = fmin(gflops, k->gflops);
-        gpu = fmin(gpu, k->device_free);
         for (int s = 0; s < f->world.ranks; s++) {
             const struct lossynet_path *p = &f->paths[s * f->world.ranks + r];
             if (f->nodes > 1 && f->node[s] == node) continue;
@@ -162,8 +157,7 @@ static void print_node(const struct flight *f, int node, const struct columns *c
         }
     }
     if (!first) return; /* every node has a rank */
-    printf("%-20.20s %5d %11.3f %8.1f", first->host, ranks, needed / 1e9, first->memory_free / 1e9);
-    if (c->device) printf(" %8.3f %8.1f", first->device_needed / 1e9, gpu / 1e9);
+    printf("%-20.20s %5d", first->host, ranks);
     if (c->disk) printf(" %8.3f %8.1f", first->disk_needed / 1e9, first->disk_free / 1e9);
     printf(" %+7.1f %8.0f", first->clock - f->rank[0].clock, gflops);
     if (c->network)
@@ -174,13 +168,13 @@ static void print_node(const struct flight *f, int node, const struct columns *c
 static void print_table(const struct flight *f) {
     const struct preflight_rank *first = &f->rank[0];
     const int ranks = f->world.ranks;
-    const struct columns c = {first->device_needed > 0, first->disk_needed > 0, ranks > 1};
+    const struct columns c = {first->disk_needed > 0, ranks > 1};
     printf("pre-flight of %d rank%s on %d node%s", ranks, ranks > 1 ? "s" : "", f->nodes,
            f->nodes > 1 ? "s" : "");
     if (ranks > 1)
         printf(", %d pairings of %.2f s over %s (rates: with the best %s)", ranks - 1, f->seconds,
                f->link, f->nodes > 1 ? "rank of other nodes" : "other rank");
-    printf("\n%s%s%s\n\n", first->device, *first->driver ? ", driver " : "", first->driver);
+    printf("\n%s\n\n", first->device);
     print_heading(&c);
     for (int node = 0; node < f->nodes; node++) print_node(f, node, &c);
     printf("\n");
@@ -212,7 +206,7 @@ static int fly(struct flight *f, struct preflight_findings *found) {
         preflight_confirm(found, &again);
     }
     preflight_traffic(&n, f->paths, f->traffic);
-    preflight_verdict_hosts(&n, f->rank, !strcmp(f->link, "verbs"), found);
+    preflight_verdict_hosts(&n, f->rank, found);
     return 0;
 }
 

@@ -1,19 +1,20 @@
 /* preflight.h — --preflight: checks the nodes of a run in a minute, before the run takes days.
  *
  *     preflight.c           the mode: gathers results; prints a table by node, a line per fault
- *     preflight_host.c      examines a rank's host: program, data, memory, GPU, disk
+ *     preflight_host.c      examines a rank's host: its device, clock and disk
  *     preflight_verdict.c   finds the node or path that is bad
  *
- * Every rank examines its host. Then all ranks send test datagrams to all others, over the link
- * that training will use (lossynet/transport/probe.c). A measured fault counts only if a second
- * measurement confirms it.
+ * What a run checks at its start is checked as there: programs, options, files, devices, memory
+ * (validate.c, comm/select.h, memory/memory_check.h). Then all ranks send test datagrams to all others,
+ * over the link that training will use (lossynet/transport/probe.c). A measured fault counts only if a
+ * second measurement confirms it.
  */
 #ifndef LLMC_CLI_PREFLIGHT_H
 #define LLMC_CLI_PREFLIGHT_H
 
 #include <stdbool.h>
 
-#include "llmc/checkpoint/checksum.h"
+#include "llmc/backend/backend.h"
 #include "llmc/log/error.h"
 #include "llmc/options/options.h"
 #include "lossynet/lossynet_trainer.h"
@@ -25,37 +26,23 @@ int preflight(const struct options *options, const struct lossynet_world *world)
 
 struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte */
     char host[64];
-    char program[CHECKSUM_TEXT_BYTES];
-    char data[CHECKSUM_TEXT_BYTES]; /* of what ranks compare at the start (common_facts.h) */
-    char device[112], driver[32];   /* driver "": none */
-    char wrong[LOG_BYTES];          /* a fault that the rank itself found; "": none */
+    char device[112];
+    char wrong[LOG_BYTES]; /* a fault that the rank itself found; "": none */
     bool on_device;
-    double memory_free, memory_needed; /* bytes: free on the host; needed by this rank */
-    double device_free, device_needed;
-    double disk_free, disk_needed; /* in --out, for all ranks; needed 0: no --out */
-    double lockable;               /* bytes of memory that may be pinned */
+    double disk_free, disk_needed; /* bytes in --out, for all ranks; needed 0: no --out */
     double gflops;                 /* speed of a large matrix product */
     double clock; /* seconds since 1970, read by all ranks at about the same time */
 };
 
-/* Memory and disk space that a rank needs, by arithmetic. */
-struct preflight_needs {
-    double host, device, disk; /* bytes; host: without a device; disk: for all ranks */
-    double beside_device;      /* bytes of host memory, with a device */
-    bool bf16;                 /* on the device */
-};
+/* Chooses what the rank computes on, and checks the memory, as a run does at its start. *disk: bytes of
+ * all checkpoints. Collective. Returns 0, or -1 after reporting. */
+int preflight_choose(const struct options *options, const struct lossynet_world *world,
+                     const struct backend **be, double *disk);
 
-/* Returns 0, or -1 after reporting. */
-int preflight_needs(const struct options *options, const struct lossynet_world *world,
-                    struct preflight_needs *out);
-
-/* Examines the host. Allocates `device_needed` of the device's memory, if there is one.
- * preflight_release frees it; call it after all ranks of the host have allocated theirs.
- * `marker`: a file that rank 0 has created in --out, or NULL. */
+/* Examines the host. `marker`: a file that rank 0 has created in --out, or NULL. */
 void preflight_look(const struct options *options, const struct lossynet_world *world,
-                    const struct preflight_needs *needs, const char *marker,
+                    const struct backend *be, double disk, const char *marker,
                     struct preflight_rank *out);
-void preflight_release(void);
 
 /* ---- faults (preflight_verdict.c) ---- */
 
@@ -89,9 +76,9 @@ void preflight_traffic(const struct preflight_nodes *n, const struct lossynet_pa
 void preflight_verdict_network(const struct preflight_nodes *n, const struct lossynet_path *paths,
                                struct preflight_findings *out);
 
-/* Adds the faults that the ranks' reports show. pinned: the link needs pinned memory. */
+/* Adds the faults that the ranks' reports show. */
 void preflight_verdict_hosts(const struct preflight_nodes *n, const struct preflight_rank *rank,
-                             bool pinned, struct preflight_findings *out);
+                             struct preflight_findings *out);
 
 /* Keeps only those findings of `out` that are also in `again`. */
 void preflight_confirm(struct preflight_findings *out, const struct preflight_findings *again);

@@ -291,91 +291,8 @@ static bool leads(const struct preflight_nodes *n, int r) {
     return true;
 }
 
-struct field {
-    size_t offset; /* offset of a text in struct preflight_rank */
-    const char *what, *todo;
-    bool per_rank, of_device;
-};
-
-static const char *text_of(const struct preflight_rank *rank, const struct field *field) {
-    return (const char *)rank + field->offset;
-}
-
-/* The most frequent text among the ranks that have one. */
-static const char *usual_text(const struct preflight_nodes *n, const struct preflight_rank *rank,
-                              const struct field *field) {
-    const char *usual = "";
-    int most = 0;
-    for (int i = 0; i < n->ranks; i++) {
-        int same = 0;
-        if (!field->per_rank && !leads(n, i)) continue;
-        for (int j = 0; j < n->ranks; j++)
-            if (field->per_rank || leads(n, j))
-                same += !strcmp(text_of(&rank[i], field), text_of(&rank[j], field));
-        if (same > most) most = same, usual = text_of(&rank[i], field);
-    }
-    return usual;
-}
-
-static void judge_alike(const struct preflight_nodes *n, const struct preflight_rank *rank,
-                        struct preflight_findings *out) {
-    static const struct field fields[] = {
-        {offsetof(struct preflight_rank, program), "its program",
-         "build or copy the same binary everywhere", false, false},
-        {offsetof(struct preflight_rank, data), "what its data, model or key files hold",
-         "fetch and tokenise once, and copy", false, false},
-        {offsetof(struct preflight_rank, driver), "its GPU driver",
-         "install the same version everywhere", false, true},
-        {offsetof(struct preflight_rank, device), "its device",
-         "look at nvidia-smi and CUDA_VISIBLE_DEVICES", true, true},
-    };
-    bool device = false;
-    for (int r = 0; r < n->ranks; r++) device |= rank[r].on_device;
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const struct field *field = &fields[i];
-        if (field->of_device && !device) continue; /* nodes may have different kinds of CPUs */
-        const char *usual = usual_text(n, rank, field);
-        for (int r = 0; r < n->ranks; r++) {
-            const char *text = text_of(&rank[r], field);
-            if (!strcmp(text, usual) || (!field->per_rank && !leads(n, r))) continue;
-            struct preflight_finding *f = add(out, HOST, r, (int)i);
-            say(f, "node %s", rank[r].host);
-            if (field->per_rank) say(f, ", rank %d", r);
-            say(f, ": %s differs from most others' (%.60s, not %.60s): %s", field->what,
-                *text ? text : "none", *usual ? usual : "none", field->todo);
-        }
-    }
-}
-
-/* Checks memory and disk, which the ranks of a node share. */
-static void judge_room(const struct preflight_nodes *n, const struct preflight_rank *rank,
-                       int first, bool pinned, struct preflight_findings *out) {
-    const struct preflight_rank *k = &rank[first];
-    double needed = 0, least = k->memory_free;
-    for (int r = first; r < n->ranks; r++) {
-        if (n->node[r] != n->node[first]) continue;
-        needed += rank[r].memory_needed;
-        least = fmin(least, rank[r].memory_free);
-    }
-    if (least > 0 && needed > least)
-        say(add(out, HOST, first, 10),
-            "node %s: its ranks need %.1f GB of the host's memory, and %.1f GB are free: end what "
-            "else runs there, or take fewer ranks per node",
-            k->host, needed / 1e9, least / 1e9);
-    if (pinned && k->lockable < needed)
-        say(add(out, HOST, first, 11),
-            "node %s: %.3f GB of memory may be pinned, and RDMA needs more: set the memlock limit "
-            "to unlimited (limits.conf; Slurm: PropagateResourceLimitsExcept=MEMLOCK)",
-            k->host, k->lockable / 1e9);
-    if (k->disk_needed > k->disk_free)
-        say(add(out, HOST, first, 12),
-            "node %s: checkpoints need %.1f GB in --out, and %.1f GB are free there: a smaller "
-            "--keep needs less",
-            k->host, k->disk_needed / 1e9, k->disk_free / 1e9);
-}
-
 void preflight_verdict_hosts(const struct preflight_nodes *n, const struct preflight_rank *rank,
-                             bool pinned, struct preflight_findings *out) {
+                             struct preflight_findings *out) {
     const size_t stride = sizeof *rank / sizeof(double);
     const double clock = median(&rank->clock, n->ranks, stride);
     const double gflops = median(&rank->gflops, n->ranks, stride);
@@ -392,7 +309,10 @@ void preflight_verdict_hosts(const struct preflight_nodes *n, const struct prefl
             say(add(out, HOST, r, 22),
                 "node %s: its clock is %.0f s off the others': set it (chronyc makestep)", k->host,
                 k->clock - clock);
-        judge_room(n, rank, r, pinned, out);
+        if (k->disk_needed > k->disk_free)
+            say(add(out, HOST, r, 12),
+                "node %s: checkpoints need %.1f GB in --out, and %.1f GB are free there: a smaller "
+                "--keep needs less",
+                k->host, k->disk_needed / 1e9, k->disk_free / 1e9);
     }
-    judge_alike(n, rank, out);
 }

@@ -9,6 +9,7 @@
 #include "llmc/backend/backend.h"
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cuda/backend_cuda.h"
+#include "llmc/cli/generate.h"
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/comm/common_facts.h"
 #include "llmc/checkpoint/earlier_run.h"
@@ -66,6 +67,7 @@ static int check_modes(const struct options *o, int ranks) {
 static int check_tokenizer(const struct options *o) {
     struct file_map map;
     if (!o->tokenizer || o->dry_run) return 0;
+    if (o->sample_every && generate_check_tokenizer(o->tokenizer)) return -1;
     if (file_map(o->tokenizer, &map)) return -1;
     file_unmap(&map);
     return 0;
@@ -223,8 +225,11 @@ static int check(struct options *o, const struct lossynet_world *world, const ch
     if (o->help || o->version) return 0;
     int status = find_start(o, newest);
     if (!status) status = validate_options(o, world->ranks);
-    const bool compares = world->ranks > 1 && !o->dry_run && !o->preflight;
-    return !status && compares && common_facts_find(o, "", facts) ? 1 : status;
+    const bool finds = (world->ranks > 1 || o->preflight) && !o->dry_run;
+    struct options given = *o;
+    if (o->preflight && !o->train && !o->val && !o->vocabulary)
+        given.vocabulary = VALIDATE_VOCABULARY;
+    return !status && finds && common_facts_find(&given, "", facts) ? 1 : status;
 }
 
 /* --group host: whether the ranks of each host follow one another, and are as many as on rank 0's. */

@@ -23,6 +23,9 @@ int validate_group(struct options *options, const struct lossynet_world *world);
  * reporting. */
 int validate_options(const struct options *options, int ranks);
 
+/* Of a preset, where neither options nor data say it. */
+enum { VALIDATE_VOCABULARY = 32000 };
+
 /* The number of tokens of a sequence, for a model with a context of `positions` tokens. */
 int validate_sequence_length(const struct options *options, int positions);
 

@@ -54,11 +54,11 @@ def test_what_is_wrong_with_this_host(tmp_path):
                ranks=2)
     assert done.returncode == 1
     (line,) = findings(done)
-    assert "its ranks need" in line and "GB of the host's memory" in line, line
+    assert "its 2 ranks need " in line and "GB of memory, and " in line, line
     done = preflight("--train", tmp_path / "none*.bin", ranks=2)
     assert done.returncode == 1
     (line,) = findings(done)
-    assert f"no file matches '{tmp_path}/none*.bin'" in line and line.startswith("node "), line
+    assert f"no file matches '{tmp_path}/none*.bin'" in line, line
     (tmp_path / "file").write_text("")
     done = preflight("--out", tmp_path / "file", ranks=2)
     assert done.returncode == 1 and "expected a directory, found a file" in done.stderr
@@ -78,15 +78,13 @@ def test_one_rank_looks_at_all_that_the_run_will_use(tmp_path):
                             (("--train", short), f"'{short}' is truncated"),
                             (("--train", data, "--val", __file__), f"'{__file__}' begins with the number"),
                             (("--train", data, "--vocab-size", 256), "a vocabulary of 512, model 260K has 256"),
-                            (("--train", data, "--sample-every", 1, "--tokenizer", data), f"'{data}' is no Sentence"),
-                            (("--log", tmp_path / "none/log"), f"--log '{tmp_path}/none/log': No such file"),
-                            (("--record-loss", tmp_path / "none/loss"), f"'{tmp_path}/none/loss': No such file")):
+                            (("--train", data, "--sample-every", 1, "--tokenizer", data), f"'{data}' is no Sentence")):
         done = preflight("--link", "udp", *arguments)
         assert done.returncode == 1 and "all is well" not in done.stdout, (arguments, done.stdout)
         (line,) = done.stderr.splitlines()
         assert what in line, line
-    done = preflight("--train", data, "--log", tmp_path / "log")
-    assert done.returncode == 0 and not (tmp_path / "log").exists(), done.stdout + done.stderr
+    done = preflight("--train", data)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_two_modes_at_once():
