@@ -552,11 +552,7 @@ enum { WRONG_USE = 2 }; /* the exit code; other failures have 1 */
 static int run_mode(struct trainer *t) {
     const struct options *o = t->run.options;
     if (o->dry_run) return dry_run(o, &t->run.world);
-    if (o->preflight)
-        return views_preflight(o, GIT_REVISION, t->run.world.rank == 0) ||
-                       preflight(o, &t->run.world)
-                   ? -1
-                   : 0;
+    if (o->preflight) return preflight(o, &t->run.world);
     int failed = o->eval ? eval_mode(t) : o->generate ? generate_mode(t) : train(t);
     if (data_parallel_is_of_another_run(&t->dp)) failed = WRONG_USE;
     trainer_release(t);

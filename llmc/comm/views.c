@@ -191,32 +191,6 @@ static void name_absent(char *list, size_t room, const struct view *was, const s
 
 /* ---- open and close --------------------------------------------------------------------- */
 
-static struct membership_settings membership_of(const struct options *o, const char *revision,
-                                                const json_t *same) {
-    const struct membership_settings settings = {.url = o->meet,
-                                                 .first_ranks = o->meet_ranks,
-                                                 .version = revision,
-                                                 .options = same,
-                                                 .anew = o->meet_anew,
-                                                 .process = o->meet_process};
-    return settings;
-}
-
-static json_t *common_of(const struct options *o) {
-    struct membership_url url;
-    return membership_url_parse(o->meet, &url) ? NULL : common_facts_json(o, url.run);
-}
-
-int views_preflight(const struct options *o, const char *revision, bool tell) {
-    if (!o->meet) return 0;
-    json_t *same = common_of(o);
-    if (!same) return -1;
-    const struct membership_settings settings = membership_of(o, revision, same);
-    const int status = membership_inspect(&settings, tell);
-    json_decref(same);
-    return status;
-}
-
 /* Listens at this address alone, for a rendezvous in any view. */
 static int listen_at(void *context, const char *address) {
     struct views *v = context;
@@ -236,12 +210,18 @@ static int prove(void *context, const char *text, char proof[65]) {
 
 static int join(struct views *v, const char *revision) {
     const struct options *o = v->options;
-    json_t *same = common_of(o);
+    struct membership_url url;
+    json_t *same = membership_url_parse(o->meet, &url) ? NULL : common_facts_json(o, url.run);
     if (!same) return 1;
-    struct membership_settings settings = membership_of(o, revision, same);
-    settings.listen = listen_at;
-    settings.prove = o->net.key_file ? prove : NULL;
-    settings.context = v;
+    const struct membership_settings settings = {.url = o->meet,
+                                                 .first_ranks = o->meet_ranks,
+                                                 .version = revision,
+                                                 .options = same,
+                                                 .anew = o->meet_anew,
+                                                 .process = o->meet_process,
+                                                 .listen = listen_at,
+                                                 .prove = o->net.key_file ? prove : NULL,
+                                                 .context = v};
     const int status = membership_open(&settings, &v->membership);
     json_decref(same);
     if (status == 1) {

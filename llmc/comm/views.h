@@ -28,11 +28,6 @@ struct views; /* opaque */
  * after reporting. */
 int views_check(const struct options *o, int ranks);
 
-/* --preflight: checks whether a process with these options could take part now, and prints one line
- * if not; with `tell` also if it could. Does nothing without --meet. Returns 0, or -1 after
- * reporting. */
-int views_preflight(const struct options *o, const char *revision, bool tell);
-
 /* Joins the run that --meet names; if the run has not begun, waits until --meet-ranks processes are
  * there. Then meets the ranks of the first view that has this process in it. *out stays NULL
  * without --meet, and in modes that do not train. Returns 0; the program's exit code after

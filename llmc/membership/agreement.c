@@ -237,28 +237,6 @@ static bool is_orphaned(const struct room *room) {
     return true;
 }
 
-enum agreement_result agreement_inspect(const struct agreement *a, const char *version,
-                                        const json_t *options, char text[AGREEMENT_TEXT]) {
-    struct room room;
-    enum agreement_result result = look(a, &room);
-    if (result != AGREEMENT_WAIT) return result;
-    const struct view *v = &room.view;
-    if (room.complete)
-        snprintf(text, AGREEMENT_TEXT, "it is complete");
-    else if (!v->members)
-        snprintf(text, AGREEMENT_TEXT, "it has not begun, %d of %d ranks wait", room.members,
-                 a->set.first_ranks);
-    else
-        snprintf(text, AGREEMENT_TEXT, "it can be joined, view %lld has %d ranks%s",
-                 (long long)v->epoch, v->members,
-                 is_orphaned(&room) ? ", of which none is registered (--meet-anew)" : "");
-    result = room.complete  ? AGREEMENT_COMPLETE
-             : room.options ? compare(a, room.options, version, options)
-                            : AGREEMENT_VIEW;
-    room_clear(&room);
-    return result;
-}
-
 /* ---- proposals ---- */
 
 /* Whether registration i is out of date, because another registration has the same address: this

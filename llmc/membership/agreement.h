@@ -102,12 +102,6 @@ void agreement_clear(struct agreement *a); /* does not change the store */
 enum agreement_result agreement_compare(struct agreement *a, const char *version,
                                         const json_t *options);
 
-/* Writes nothing to the store, and describes in `text` what a process would find if it came now.
- * Returns AGREEMENT_VIEW if it could take part; otherwise AGREEMENT_AWAY, _COMPLETE or _FAILED. */
-enum { AGREEMENT_TEXT = 200 };
-enum agreement_result agreement_inspect(const struct agreement *a, const char *version,
-                                        const json_t *options, char text[AGREEMENT_TEXT]);
-
 /* Call inside a view: leaves it for good. missing[rank]: members that the next view should leave
  * out (NULL: none). takes_in: it may take new members in. It should not after a view that was not
  * begun, perhaps because of them. Returns 0, or -1 after reporting. */

@@ -220,11 +220,6 @@ static void describe_self(const char *address, int port, struct member *self) {
         snprintf(self->host, sizeof self->host, "host");
 }
 
-static int away(const struct membership *m) {
-    return log_error("the store of %s does not answer (%s); is etcd running there?", m->name,
-                     m->store->why);
-}
-
 static void prepare_agreement(struct membership *m, const struct membership_settings *s) {
     const struct agreement_settings set = {.store = m->store,
                                            .run = m->url.run,
@@ -256,7 +251,9 @@ static enum agreement_result compare_options(struct membership *m,
 static int begin(struct membership *m, const struct membership_settings *s) {
     prepare_agreement(m, s);
     const enum agreement_result same = compare_options(m, s);
-    if (same == AGREEMENT_AWAY) return away(m);
+    if (same == AGREEMENT_AWAY)
+        return log_error("the store of %s does not answer (%s); is etcd running there?", m->name,
+                         m->store->why);
     if (same != AGREEMENT_VIEW) return same == AGREEMENT_COMPLETE ? 1 : -1;
     const char *address = etcd_local_address(m->store);
     const int port = s->listen(s->context, address);
@@ -282,27 +279,6 @@ static int open_store(const struct membership_settings *settings, struct members
     const int status = m->name ? membership_url_parse(settings->url, &m->url)
                                : log_out_of_memory("the name of the store", 0);
     return status ? status : etcd_open(m->url.host, m->url.port, &m->store);
-}
-
-int membership_inspect(const struct membership_settings *settings, bool tell) {
-    struct membership *m;
-    char text[AGREEMENT_TEXT] = "";
-    int status = open_store(settings, &m);
-    if (!status) {
-        prepare_agreement(m, settings);
-        const double began = log_seconds();
-        const enum agreement_result found =
-            agreement_inspect(&m->agreement, settings->version, settings->options, text);
-        if (found == AGREEMENT_AWAY) status = away(m);
-        if (found == AGREEMENT_FAILED) status = -1;
-        if (found == AGREEMENT_COMPLETE)
-            status = log_error("run %s is complete: expected a new name in --meet", m->url.run);
-        if (found == AGREEMENT_VIEW && tell)
-            printf("store: etcd at %s:%d answers in %.1f ms; run %s: %s\n", m->url.host,
-                   m->url.port, 1e3 * (log_seconds() - began), m->url.run, text);
-    }
-    membership_close(m);
-    return status ? -1 : 0;
 }
 
 int membership_open(const struct membership_settings *settings, struct membership **out) {

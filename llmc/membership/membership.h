@@ -47,11 +47,6 @@ int membership_url_parse(const char *url, struct membership_url *out);
  * version differ from the run's. In the last case nothing was registered. */
 int membership_open(const struct membership_settings *settings, struct membership **out);
 
-/* Checks whether a process with these settings (without the port) could take part now. Registers
- * nothing. Returns 0, and prints one line if `tell`; or -1 after reporting an error as above, or
- * that the run is complete. */
-int membership_inspect(const struct membership_settings *settings, bool tell);
-
 /* The present view. Valid until membership_next_view and membership_close. */
 const struct view *membership_view(const struct membership *m);
 

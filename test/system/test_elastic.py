@@ -377,26 +377,6 @@ def test_wrong_use(data, tmp_path, etcd):
     assert events(tmp_path / "out" / "log.jsonl", "end")[0]["status"] == "complete"
 
 
-def test_preflight_asks_the_store(data, tmp_path, etcd, ranks):
-    """--preflight registers nothing in the store, and says whether a rank could join."""
-    def preflight(url, status, **changes):
-        done = run(*settings(data, tmp_path / "out", **{
-            "meet": url, "meet_ranks": 2, "workers": None, "seq": 32, "val": None, "steps": FOREVER,
-            "peer_timeout": 2, "loss_rate": 0.1, "preflight": True, **changes}))
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout.splitlines()[0] if status == 0 else done.stderr.strip()
-
-    url = etcd.url(tmp_path.name)
-    for _ in range(2):
-        assert preflight(url, 0).endswith(f"run {tmp_path.name}: it has not begun, 0 of 2 ranks wait")
-    run2 = ranks(2)
-    run2.wait_steps(2)
-    assert "it can be joined, view 1 has 2 ranks" in preflight(url, 0)
-    assert "option lr is 0.0001 here and 0.003 in run" in preflight(url, 1, lr=1e-4)
-    run2.end()
-    assert "is etcd running there?" in preflight(f"etcd://127.0.0.1:{free_port()}/run", 1)
-
-
 def test_dry_run_counts_a_change_of_ranks(data, tmp_path, etcd):
     """--dry-run counts the memory in which 4 ranks hand over state: parameters twice, moments, and the
     messages with what a rank owns."""
