@@ -10,7 +10,7 @@ RUN is the directory that the run got with --out. --follow goes on until the
 run has ended. The packages tensorboard and wandb write their own formats; they
 come from the environment that is active, or from the system's Python. Names
 are train/FIELD and validation/FIELD, with the fields of llmc/log/README.md.
-Validations stand at the number of steps done.
+Steps count from 1, and a validation stands at the step that it follows.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.
 """
@@ -53,14 +53,15 @@ def read_events(path, follow):
 
 
 def once(events):
-    """Leaves out the steps that a resumed run repeats. They come again with the same numbers."""
+    """Leaves out the steps that a resumed run repeats. They come again with the same numbers. Steps then count from 1,
+    as on the terminal."""
     last = {}
     for event in events:
         if event["event"] in ("step", "eval", "sample"):
             if number(event, "step", -1) <= last.get(event["event"], -1):
                 continue
             last[event["event"]] = event["step"]
-        yield event
+        yield {**event, "step": event["step"] + 1} if event["event"] == "step" else event
 
 
 def scalars(event):
@@ -134,9 +135,7 @@ class WeightsAndBiases:
         if kind == "run" and not self.run:
             self.run = self.wandb.init(project=self.project, name=self.name, config=event.get("options", {}))
         elif kind in PREFIX and self.run:
-            # Steps must not decrease there: an evaluation has its steps done as an ordinary number.
-            step = event["step"] if kind == "step" else event["step"] - 1
-            self.run.log({f"{PREFIX[kind]}/{name}": value for name, value in scalars(event)}, step=step)
+            self.run.log({f"{PREFIX[kind]}/{name}": value for name, value in scalars(event)}, step=event["step"])
         elif kind == "end" and self.run:
             self.run.summary["status"] = event.get("status")
 

@@ -86,7 +86,7 @@ def draw(names, runs, path):
     figure, panels = plt.subplots(1, 3, figsize=(16, 5), sharey=True)
     in_hour, unit = unit_of(max(run["hours"][-1] for run in runs))
     for name, run in zip(names, runs):
-        steps = [step + 1 for step in run["steps"].series("step")]
+        steps = run["steps"].series("step")
         index = {step: i for i, step in enumerate(steps)}
         marks = [(index[e["step"]], number(e, "val_loss")) for e in run["evals"]
                  if e["step"] in index and number(e, "val_loss") is not None]

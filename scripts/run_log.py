@@ -103,7 +103,7 @@ class Steps:
 
 def read_run(directory):
     """The events of a run by kind: `steps` and `evals` in order, those that were repeated after a checkpoint
-    was loaded once; all `views`; of other kinds the last event."""
+    was loaded once; all `views`; of other kinds the last event. Steps count from 1, as on the terminal."""
     run = {"evals": {}, "views": []}
 
     def keep_others(events):
@@ -114,6 +114,7 @@ def read_run(directory):
                 if number(event, "step") is None:
                     continue
                 if kind == "step":
+                    event["step"] += 1
                     yield event
                 else:
                     run["evals"][event["step"]] = event

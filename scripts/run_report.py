@@ -94,7 +94,7 @@ def members(views):
     for view in views:
         what = [f"{view[key]} {verb}" for key, verb in (("left", "is gone"), ("joined", "is new")) if view.get(key)]
         if what:
-            lines.append(f"  from step {number(view, 'step', 0):<7d} {'; '.join(what)}: {number(view, 'ranks', 0)} ranks")
+            lines.append(f"  from step {number(view, 'step', 0) + 1:<7d} {'; '.join(what)}: {number(view, 'ranks', 0)} ranks")
     more = len(lines) - MOST_VIEWS
     return lines if more <= 0 else lines[:MOST_VIEWS] + [f"  and {more} more: the events \"view\" of the log"]
 
@@ -157,10 +157,10 @@ def summary(directory, run):
     workers = number(first, "workers") or number(options, "workers", 0)
     lines = [f"{directory}",
              f"{options.get('algorithm', '-')} over {first.get('link', 'memory')}, {plural(workers, 'worker')} in "
-             f"{plural(number(first, 'ranks', 1), 'rank')}: {steps.series('step')[-1] + 1:.0f} of {options.get('steps', '-')} steps, "
+             f"{plural(number(first, 'ranks', 1), 'rank')}: {steps.series('step')[-1]:.0f} of {options.get('steps', '-')} steps, "
              f"{status}",
              "",
-             f"loss        {losses[0]:.3f} in {f'step {begin:.0f}, where the log begins' if begin else 'the first step'}, "
+             f"loss        {losses[0]:.3f} in {f'step {begin:.0f}, where the log begins' if begin > 1 else 'the first step'}, "
              f"{losses[-1]:.3f} in the last"]
     if run["evals"] and number(run["evals"][-1], "val_loss") is not None:
         bits = number(run["evals"][-1], "val_bits_per_byte")
@@ -242,7 +242,7 @@ def draw(run, path):
 def mark_views(views, axes):
     """Marks where ranks died and joined."""
     for key, colour, label in (("left", "#e7298a", "a rank died"), ("joined", "#1f78b4", "a rank joined")):
-        at = [number(view, "step", 0) for view in views if view.get(key)]
+        at = [number(view, "step", 0) + 1 for view in views if view.get(key)]
         for step in at:
             axes.axvline(step, color=colour, lw=1, ls="--", label=label if step == at[0] else None)
 

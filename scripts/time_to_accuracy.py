@@ -7,9 +7,11 @@
 
 Assumes, and says so:
 
-* A row of the table with a step tax t needs (1 + t) times the steps of the run
-  without loss, in the large as in the sweep. Rows without a tax, because their
-  runs end better than any prefix of the run without loss, need as many.
+* A row of the table with a step tax t has after all steps what the run without
+  loss has after the share 1 - t. So it needs 1 / (1 - t) times the steps, in
+  the large as in the sweep; its interval is that of t, to first order. Rows
+  whose tax is not known or is everything, or of which a seed diverged, are left
+  out and named.
 * A step computes 6 P T / (N FLOPS), with P parameters (--parameters), T tokens
   a step (--tokens), N workers (--workers) and the FLOPS that a worker does
   (--tflops), and then exchanges; nothing overlaps. Steps are --per-parameter
@@ -23,6 +25,7 @@ Assumes, and says so:
 """
 import argparse
 import csv
+import math
 import pathlib
 import re
 import signal
@@ -57,17 +60,25 @@ def rows_of(path, section):
         table = list(csv.DictReader(file))
     if not table or "step_tax" not in table[0]:
         fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")
-    rows, found = [], set()
+    rows, left_out, found = [], [], set()
     for row in table:
         dropped = re.match(r"(?:.*?\b)?([\d.]+)%(?! gradient| parameter)", row["run"])
         if dropped:
             found.add(row["section"])
         if not row["section"].startswith(section) or not dropped:
             continue
+        tax = float(row["step_tax"] or "nan")
+        if not 0 <= tax < 1 or int(row.get("diverged") or 0):
+            left_out.append(row["run"])
+            continue
         small = re.search(r"wire-dtype int\d", row["run"]) is not None
         again = float(row["extra_traffic"] or 0) > 0
-        rows.append((row["run"], float(dropped[1]) / 100, float(row["step_tax"] or 0), float(row["tax_interval"] or 0),
+        rows.append((row["run"], float(dropped[1]) / 100, tax, float(row["tax_interval"] or 0),
                      "int8" if small else "rule" if again else "lossy"))
+    if left_out:
+        print(f"time_to_accuracy.py: left out, without a known step tax: {'; '.join(left_out)}", file=sys.stderr)
+    if left_out and not rows:
+        fail(f"{path}: no row of section '{section}...' has a step tax")
     if not rows:
         fail(f"{path}: no row of a section '{section}...' has a loss rate in its name, such as 20%: expected " +
              ("one of: " + "; ".join(sorted(found)) if found else "a sweep over loss-rate"))
@@ -75,7 +86,7 @@ def rows_of(path, section):
 
 
 def hours(seconds, compute, steps, tax=0.0):
-    return steps * (1 + tax) * (compute + seconds) / 3600
+    return steps / (1 - tax) * (compute + seconds) / 3600
 
 
 def table_of(a, rows):
@@ -91,7 +102,7 @@ def table_of(a, rows):
                     if rate == dropped:
                         seconds = scaling.exchange(exchange, net, workers, size)
                         out.append((workers, gbps, dropped, label, hours(seconds, compute, steps, tax),
-                                    hours(seconds, compute, steps, spread) - hours(seconds, compute, steps)))
+                                    hours(seconds, compute, steps) * spread / (1 - tax) ** 2))
                 for name in OPPONENTS:
                     seconds = scaling.reliable(name, net, workers, size)
                     out.append((workers, gbps, dropped, scaling.TITLES[name], hours(seconds, compute, steps), 0.0))
@@ -127,12 +138,15 @@ def main():
     parser.add_argument("--tflops", type=float, default=450, metavar="F", help="of a worker, as it computes")
     parser.add_argument("--svg", metavar="FILE", help="draw the table, as SVG and PNG")
     a = parser.parse_args()
-    if min(a.workers) < 2 or min(a.links) <= 0 or min(a.parameters, a.tokens, a.tflops, a.rtt_us) <= 0:
-        fail("expected at least 2 workers, and numbers above 0")
+    sizes = (*a.workers, *a.links, a.parameters, a.tokens, a.tflops, a.rtt_us, a.per_parameter)
+    if not all(0 < size < math.inf for size in sizes) or not all(n >= 2 and n % 1 == 0 for n in a.workers):
+        fail("expected whole numbers of at least 2 workers, and numbers above 0")
     try:
         table = table_of(a, rows_of(a.table, a.section))
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
+    except (csv.Error, KeyError, ValueError) as error:
+        fail(f"{a.table}: not as scripts/sweeps/sweep.py writes it: {error}")
     print(f"{a.parameters:.3g} parameters, {a.tokens:.3g} tokens a step, {a.per_parameter:g} tokens a parameter, "
           f"{a.tflops:g} TFLOP/s a worker, {a.rtt_us:g} us; nothing overlaps (--help says what is assumed)\n")
     header = ["", *(f"{gbps:g} Gbit/s" for gbps in a.links)]

@@ -105,7 +105,7 @@ def plot_losses(axes, runs):
     for run, colour in zip(runs, COLOURS):
         steps = run["steps"].having("loss")
         losses = smooth(steps.series("loss"), max(1, len(steps) // 50))
-        axes.plot([step + 1 for step in steps.series("step")], losses, color=colour, lw=1.3, label=label_of(run))
+        axes.plot(steps.series("step"), losses, color=colour, lw=1.3, label=label_of(run))
         axes.plot([event["step"] for event in run["evals"]],
                   [run_log.number(event, "val_loss", math.nan) for event in run["evals"]], "o", color=colour, ms=5,
                   mfc="white")
@@ -121,7 +121,7 @@ def plot_drifts(axes, runs):
                 ("drift_paper", (0, (1, 2)), "the paper's formula, 2p/(1+p) σ²"))
     shown = False
     for run, colour in zip(runs, COLOURS):
-        steps = [step + 1 for step in run["steps"].series("step")]
+        steps = run["steps"].series("step")
         if not any(run_log.numbers(run["steps"], "drift")):
             continue
         axes.plot(steps, field(run, "drift"), color=colour, lw=1.1, alpha=0.6, label=f"{label_of(run)}: measured")

@@ -54,13 +54,13 @@ def read(folder, environment):
 
 
 def numbers(log, kind):
-    """{field: [(step, value)]} of the events of a kind."""
+    """{field: [(step, value)]} of the events of a kind. Steps count from 1, as on the terminal."""
     found = {}
     for event in log:
         if event["event"] == kind:
             for name, value in event.items():
                 if isinstance(value, (int, float)) and name != "step":
-                    found.setdefault(name, []).append((event["step"], value))
+                    found.setdefault(name, []).append((event["step"] + (kind == "step"), value))
     return found
 
 
@@ -94,7 +94,7 @@ def test_tensorboard_follows_a_run(tensorboard, tmp_path):
                        + '{"event": "sample", "step": 3, "text": "Once ü"}\n{"event": "end", "status": "complete"}\n')
         assert process.wait(60) == 0
     scalars, texts = read(tmp_path / "tb", tensorboard)
-    assert [point[:2] for point in scalars["train/loss"]] == [[0, 5.0], [1, 4.0], [2, 3.0]]
+    assert [point[:2] for point in scalars["train/loss"]] == [[1, 5.0], [2, 4.0], [3, 3.0]]
     assert texts["sample"] == [[3, "Once ü"]]
 
 
@@ -111,7 +111,7 @@ def test_wandb(run, tmp_path):
     export(run, "--wandb", "lossy", environment={**os.environ, "PYTHONPATH": str(tmp_path)})
     (first, *calls), summary = json.loads((tmp_path / "told").read_text())
     assert first == ["lossy", "out", 6] and summary == {"status": "complete"}
-    assert [step for step, _ in calls] == [0, 1, 2, 2, 3, 4, 5, 5]  # in order, which wandb asks for
+    assert [step for step, _ in calls] == [1, 2, 3, 3, 4, 5, 6, 6]  # in order, which wandb asks for
     log = read_log(run / "log.jsonl")
     assert [values["train/loss"] for _, values in calls if "train/loss" in values] == [
         value for _, value in numbers(log, "step")["loss"]]
@@ -125,7 +125,7 @@ def test_csv(run, tmp_path):
         rows = list(csv.DictReader(file))
     log = read_log(run / "log.jsonl")
     assert [(int(row["step"]), float(row["loss"])) for row in rows] == numbers(log, "step")["loss"]
-    assert [(int(row["step"]) + 1, float(row["validation_val_loss"])) for row in rows if row["validation_val_loss"]] \
+    assert [(int(row["step"]), float(row["validation_val_loss"])) for row in rows if row["validation_val_loss"]] \
         == numbers(log, "eval")["val_loss"]
 
 

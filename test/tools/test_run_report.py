@@ -47,20 +47,20 @@ def test_a_run_of_even_steps(tmp_path):
 
 
 def test_changes_are_told_once_each(tmp_path):
-    """Steps 81 to 140 are slow, and gradients are lost from step 121 on. Each change is reported once."""
+    """Steps 82 to 141 are slow, and gradients are lost from step 122 on. Each change is reported once."""
     done = report(tmp_path, [step(i, 300 if 81 <= i <= 140 else 100, 0.3 if i > 120 else 0.1, stragglers=int(i == 90))
                              for i in range(200)])
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("Changes:\n")[1].split("\n\n")[0].splitlines() == [
-        "  from step 81      median step time rose from 100 ms to 300 ms",
-        "  from step 121     lost gradients rose from 10.0% to 30.0%",
-        "  from step 141     median step time fell back to 100 ms"]
+        "  from step 82      median step time rose from 100 ms to 300 ms",
+        "  from step 122     lost gradients rose from 10.0% to 30.0%",
+        "  from step 142     median step time fell back to 100 ms"]
     assert "goes on, or was killed" in done.stdout and "network     1 stragglers" in done.stdout
 
 
 def test_one_slow_step_is_named(tmp_path):
     done = report(tmp_path, [step(i, 607 if i == 33 else 108) for i in range(60)])
-    assert "the longest, step 33, took 607 ms" in done.stdout and "Changes" not in done.stdout
+    assert "the longest, step 34, took 607 ms" in done.stdout and "Changes" not in done.stdout
 
 
 def test_a_run_that_goes_on_and_one_that_was_resumed(tmp_path):
@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_and_one_that_was_resumed(tmp_path):
 
 def test_a_log_that_begins_late(tmp_path):
     """As where the log was lost before the run went on."""
-    assert "loss        4.950 in step 5, where the log begins, 4.940 in the last" in report(tmp_path, [step(5), step(6)]).stdout
+    assert "loss        4.950 in step 6, where the log begins, 4.940 in the last" in report(tmp_path, [step(5), step(6)]).stdout
 
 
 def test_a_short_run_has_points_to_draw(tmp_path, monkeypatch):
@@ -169,8 +169,8 @@ def test_a_rank_that_died(tmp_path):
             *(step(i, tokens_per_second=100) for i in range(20, 40))]
     done = report(tmp_path, died)
     assert done.returncode == 0, done.stderr
-    assert ("Ranks:\n  from step 20      rank 2 vm:14956 is gone: 3 ranks\n"
-            "  from step 31      rank 3 vm:15171 is new: 4 ranks\n") in done.stdout
+    assert ("Ranks:\n  from step 21      rank 2 vm:14956 is gone: 3 ranks\n"
+            "  from step 32      rank 3 vm:15171 is new: 4 ranks\n") in done.stdout
     assert "10.0% of gradients, 10.0% of parameters" in done.stdout and "median 100 ms" in done.stdout
     done = compare(tmp_path, {"died": died, "lived": line_of(40, 0.01, 100, 10)})
     assert done.returncode == 0 and "died" in done.stdout.splitlines()[1], done.stderr

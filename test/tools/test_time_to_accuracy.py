@@ -14,11 +14,15 @@ import scaling  # pylint: disable=wrong-import-position
 pytestmark = pytest.mark.quick
 
 TABLE = """\
-section,run,step_tax,tax_interval,extra_traffic
-Steep: small,no loss,,,0
-Steep: small,"20%, plain",0.25,0.1,0.0
-Steep: small,"20%, wire-dtype int6",,,0.2
-Other,"40%, lead off",0.5,,0.3
+section,run,step_tax,tax_interval,extra_traffic,diverged
+Steep: small,no loss,,,0,0
+Steep: small,"20%, plain",0.25,0.1,0.0,0
+Steep: small,"20%, wire-dtype int6",0.0,,0.2,0
+Steep: small,"20%, no base",,,0.2,0
+Steep: small,"20%, one lost",0.1,,0.2,1
+Steep: small,"20%, never",1.0,,0.2,0
+Other,"40%, lead off",0.5,,0.3,0
+Unknown,"40%, lead off",,,0.3,0
 """
 
 
@@ -54,10 +58,12 @@ def test_hours(tmp_path):
         compute, steps = 6 * 1e9 * 1e6 / (8 * 1e14), 20 * 1e9 / 1e6
         for name, exchange, tax in (("20%, plain", "lossy", 0.25), ("20%, wire-dtype int6", "int8", 0)):
             seconds = scaling.exchange(exchange, net, 8, 2e9)
-            assert found[8, name, link] == pytest.approx(steps * (1 + tax) * (compute + seconds) / 3600, rel=1e-3)
+            assert found[8, name, link] == pytest.approx(steps / (1 - tax) * (compute + seconds) / 3600, rel=1e-3)
+            assert not tax or f"± {steps * 0.1 / (1 - tax) ** 2 * (compute + seconds) / 3600:.2g}" in done.stdout
         seconds = scaling.reliable("tcp", net, 8, 2e9)
         assert found[8, "TCP, BBR", link] == pytest.approx(steps * scaling.step(seconds, compute) / 3600, rel=1e-3)
-    assert "1e+09 parameters" in done.stdout and "±" in done.stdout
+    assert "1e+09 parameters" in done.stdout
+    assert done.stderr.endswith("left out, without a known step tax: 20%, no base; 20%, one lost; 20%, never\n")
     assert (tmp_path / "hours.svg").read_text().count("20%, plain") >= 1
 
 
@@ -66,10 +72,17 @@ def test_wrong_use_gets_one_line(tmp_path):
     path.write_text(TABLE)
     named = tmp_path / "named.csv"
     named.write_text(re.sub(r"[0-9.]+%", "arm", TABLE))
+    (tmp_path / "broken.csv").write_text(TABLE.replace("0.25,0.1", "much,0.1"))
+    (tmp_path / "binary.csv").write_bytes(b"\xff\x00\n")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    for words, says in (((path, "--section=None"), "no row of a section 'None...' has a loss rate in its name, such as 20%: expected one of: Other"),
+    for words, says in (((path, "--section=None"), "no row of a section 'None...' has a loss rate in its name, such as 20%: expected one of: Other; Steep: small; Unknown"),
                         ((named,), "has a loss rate in its name, such as 20%: expected a sweep over loss-rate"),
                         ((tmp_path / "other.csv",), "expected a table.csv of"), ((tmp_path / "no",), "No such file"),
-                        ((path, "--workers=1"), "at least 2 workers")):
+                        ((path, "--workers=1"), "at least 2 workers"),
+                        ((path, "--tokens=nan"), "numbers above 0"), ((path, "--workers=8.5"), "at least 2 workers"),
+                        ((tmp_path / "broken.csv",), "broken.csv: not as scripts/sweeps/sweep.py writes it"),
+                        ((tmp_path / "binary.csv",), "binary.csv: not as scripts/sweeps/sweep.py writes it"),
+                        ((path, "--section=Unknown"), "no row of section 'Unknown...' has a step tax")):
         done = hours(*words)
-        assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
+        assert done.stderr.count("\n") == 1 + ("left out" in done.stderr), done.stderr
