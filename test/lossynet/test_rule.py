@@ -79,7 +79,36 @@ try:
     run(Wrong())
 except ValueError as error:
     print("told", error)
-for given, expected in (({"rule": rules.Mean}, TypeError), ({"rule": rules.Hadamard(), "carry": 1}, lossynet.LossynetError)):
+class Returns(lossynet.Rule):
+    def __init__(self, what):
+        self.what = what
+    def average(self, part, gradients, arrived, carried):
+        return self.what(gradients)
+for what in (lambda g: None, lambda g: g.mean(), lambda g: g[0][:1], lambda g: g, lambda g: g[0] * 1j, lambda g: "x"):
+    try:
+        run(Returns(what))
+    except ValueError as error:
+        print("returned", str(error).split("returned ")[1])
+class Keeps(lossynet.Rule):  # what it keeps and changes of its arguments is its own
+    kept = []
+    def average(self, part, gradients, arrived, carried):
+        average = gradients.sum(axis=0) / np.float32(part.workers)
+        for array in (gradients, arrived, carried):
+            array[:] = 1
+        return average
+    def receive(self, part, worker, values, age):
+        self.kept.append((age, age.copy()))
+        age[:] = 100
+        self.kept[-1][1][:] = 100
+assert all((a[0] == b[0]).all() and a[1] == b[1] for a, b in zip(run(Keeps()), run(rules.ZeroFill())))
+assert all((kept == copy).all() for kept, copy in Keeps.kept) and Keeps.kept
+own = rules.ZeroFill()
+own.average = lambda part, gradients, arrived, carried: rules.Mean.average(own, part, gradients, arrived, carried)
+same(run(own), run(rules.Mean()), 0)
+class Typo(lossynet.Rule):
+    def averge(self, part, gradients, arrived, carried):
+        return gradients[0]
+for given, expected in (({"rule": rules.Mean}, TypeError), ({"rule": Typo()}, TypeError), ({"rule": rules.Hadamard(), "carry": 1}, lossynet.LossynetError)):
     try:
         lossynet.Comm(100, rank=0, ranks=1, **given)
     except expected as error:
@@ -110,7 +139,11 @@ def test_rules_give_the_numbers_of_c():
 def test_a_rule_that_fails_is_told():
     """An exception cannot pass through the library, and must not be swallowed: the call raises it."""
     output, errors, _ = ranks(FAILS, 2)[0]
-    assert "told could not broadcast input array from shape" in output, output + errors
+    assert "told lossynet: Wrong.average returned float32 of the shape" in output, output + errors
+    for what in ("None", "float32 of the shape ()", "float32 of the shape (1,)", "float32 of the shape (2, ",
+                 "complex64 of the shape (", "<U1 of the shape ()"):
+        assert f"returned {what}" in output, output + errors
+    assert "expected one of the methods send, average, receive, reliable" in output, output + errors
     assert "expected an object of a subclass of lossynet.Rule" in output
     assert "rule: expected carry 0" in output
 

@@ -32,7 +32,7 @@ class Part(NamedTuple):
 class Rule:
     """What to do about loss, in place of the library's rule. A subclass has one or more of these methods; what it
     leaves out is the library's. Give an object to ``Comm`` or ``ShardedOptimizer`` as ``rule=``, on all ranks.
-    Arrays are float32 unless said otherwise. What a method raises, the call raises in which the library needed it."""
+    Arrays are float32 unless said otherwise; ``values`` is there for the call alone. What a method raises, the call raises in which the library needed it."""
 
     def send(self, part: Part, worker: int, values: np.ndarray) -> None:
         """May change ``values`` (count) in place: what ``worker``, this rank, sends to an owner, or keeps as one.
@@ -88,7 +88,9 @@ class Bound:
         if not isinstance(rule, Rule):
             raise TypeError(f"lossynet: rule={rule!r}: expected an object of a subclass of lossynet.Rule")
         self.rule, self.failed = rule, None
-        self.has = {name for name in _CALLBACKS if getattr(type(rule), name) is not getattr(Rule, name)}
+        self.has = {name for name in _CALLBACKS if getattr(getattr(rule, name), "__func__", None) is not getattr(Rule, name)}
+        if not self.has:
+            raise TypeError(f"lossynet: rule={rule!r}: expected one of the methods {', '.join(_CALLBACKS)}")
         self.functions = Functions(size=ctypes.sizeof(Functions))
         for name in self.has - {"reliable"}:  # Comm asks that before each phase
             setattr(self.functions, name, _CALLBACKS[name](self._guard(getattr(self, f"_{name}"))))
@@ -118,9 +120,14 @@ class Bound:
         came = _view(arrived, shape[0] * shape[1], c_uint8).reshape(shape).astype(bool)
         matrix = np.stack([_view(gradients[sender], part.count, c_float) for sender in range(part.workers)])
         matrix[~part.spread(came)] = 0
-        _view(average, part.count, c_float)[:] = self.rule.average(
-            part, matrix, came, _view(carried, shape[0] * shape[1], c_float).reshape(shape))
+        made = self.rule.average(part, matrix, came, _view(carried, shape[0] * shape[1], c_float).reshape(shape).copy())
+        found = np.asarray(made)
+        if made is None or found.shape != (part.count,) or found.dtype.kind not in "fiu":
+            raise ValueError(f"lossynet: {type(self.rule).__name__}.average returned " + (
+                "None" if made is None else f"{found.dtype} of the shape {found.shape}") +
+                f": expected {part.count} numbers, the average of each element")
+        _view(average, part.count, c_float)[:] = found
 
     def _receive(self, _context: Any, pointer: Any, worker: int, age: int, values: int) -> None:
         part = _part(pointer)
-        self.rule.receive(part, worker, _view(values, part.count, c_float), _view(age, part.packets, c_uint32))
+        self.rule.receive(part, worker, _view(values, part.count, c_float), _view(age, part.packets, c_uint32).copy())
