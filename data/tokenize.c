@@ -112,6 +112,7 @@ struct oddities {
     const char *input;      /* the first of them: in this input, */
     uint64_t at;            /* at this place */
     uint64_t ids, unknowns; /* tokens; of these <unk> */
+    uint64_t marks;         /* inputs that begin with a byte order mark */
 };
 
 struct job {
@@ -182,6 +183,9 @@ static void note_oddities(struct job *job, const struct piece *p) {
 static int judge_oddities(const struct job *job) {
     const struct oddities *odd = &job->odd;
     const double share = (double)odd->bytes / (double)job->inputs.bytes;
+    if (odd->marks)
+        log_error("%" PRIu64 " of the inputs begin with a byte order mark, which is left out",
+                  odd->marks);
     if (share > 0.01)
         return log_error(
             "%.1f%% of the input's bytes are no text in UTF-8, the first is byte %llu of "
@@ -294,6 +298,8 @@ static int add_input(struct job *job, const char *path) {
     if (file_map(path, map) != 0) return -1;
     job->names[job->map_count++] = path;
     const char *input = (const char *)map->data, *end = input + map->bytes, *text = input;
+    if (map->bytes >= 3 && !memcmp(input, "\xef\xbb\xbf", 3))
+        text += 3, job->done += 3, job->odd.marks++;
     while (text < end) {
         const char *after;
         const char *stop = find_separator(text, end, job->settings->separator, &after);

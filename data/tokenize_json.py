@@ -19,6 +19,8 @@ success, 1 failure, 2 wrong usage.
 """
 import argparse
 import array
+import codecs
+import itertools
 import os
 import pathlib
 import shutil
@@ -128,16 +130,19 @@ def load(path, bos):
 
 def documents(inputs, separator):
     """Yields (position of the document in all inputs, document, whether it is its input's last), in bytes."""
-    before, separators, within = 0, 0, 0
+    before, separators, within, marks = 0, 0, 0, 0
     for name in inputs:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+            first = file.readline()
+            if first.startswith(codecs.BOM_UTF8):
+                first, before, marks = first[3:], before + 3, marks + 1
             if separator is None:
-                text = file.read()
+                text = first + file.read()
                 yield before, text
                 before += len(text)
                 continue
             lines, start = [], before
-            for line in file:
+            for line in itertools.chain([first] if first else [], file):
                 before += len(line)
                 if line.rstrip(b"\n").removesuffix(b"\r") == separator:
                     separators += 1
@@ -147,6 +152,8 @@ def documents(inputs, separator):
                     within += line.count(separator) if separator else 0
                     lines.append(line)
             yield start, b"".join(lines)
+    if marks:
+        print(f"tokenize_json.py: {marks} of the inputs begin with a byte order mark, which is left out", file=sys.stderr)
     if separator is None or separators and not within:
         return
     said = (f"is {separators} lines of the input, and {within} times within a line, where it divides nothing: expected "

@@ -4,7 +4,7 @@ hours. Whoever reaches a low loss in few steps need not be ahead after the same 
 import itertools
 import os
 
-from figure import pyplot, save
+from figure import pyplot
 from run_log import number, text
 
 SMOOTH = 50  # a curve is the mean over 1/SMOOTH of its run's steps, up to each step
@@ -81,7 +81,7 @@ def names_of(directories):
     return [os.fsencode(os.path.relpath(path, shared)).decode("utf-8", "replace") for path in paths]
 
 
-def draw(names, runs, path):
+def draw(names, runs):
     plt = pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(16, 5), sharey=True)
     in_hour, unit = unit_of(max(run["hours"][-1] for run in runs))
@@ -101,13 +101,13 @@ def draw(names, runs, path):
         axes.set(xlabel=what, xlim=(0, None), ylim=(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom) + 1e-3))
     panels[0].set(ylabel="cross-entropy", title="Training (lines) and validation (circles)")
     panels[0].legend()
-    return save(figure, path)
+    return figure
 
 
-def compare(directories, runs, path):
-    """Prints the table and where the picture is."""
+def compare(directories, runs):
+    """Prints the table. Returns the figure."""
     for run in runs:
         curve(run)
     names = names_of(directories)
     print("\n".join(table(names, runs)))
-    print("\n" + draw(names, runs, path))
+    return draw(names, runs)

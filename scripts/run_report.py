@@ -193,9 +193,8 @@ def averages(windows, name, of=mean):
     return [of(values) if values else float("nan") for values in found]
 
 
-def draw(run, path):
-    """Draws panels with the step on the x axis, and a map of the packets lost between workers. Returns a line that
-    says where."""
+def draw(run):
+    """Draws panels with the step on the x axis, and a map of the packets lost between workers."""
     plt = pyplot()
     steps = run["steps"]
     fewest = min(FEWEST, len(steps) // 10)  # a short run has ten points
@@ -236,7 +235,7 @@ def draw(run, path):
     for axes in (loss, time, lost, drift, lag):
         axes.legend()
         axes.xaxis.get_major_locator().set_params(integer=True)
-    return save(figure, path)
+    return figure
 
 
 def mark_views(views, axes):
@@ -255,19 +254,20 @@ def main():
     runs = [read(directory) for directory in arguments.runs]
     require("matplotlib", target="quickstart")
     try:
-        show(arguments, runs)
+        figure, path = show(arguments, runs)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         sys.exit(f"run_report.py: {' or '.join(arguments.runs)}: a line of the log is not as train_llama2 writes it: "
                  f"{error}")
+    print("\n" + save(figure, path))
 
 
 def show(arguments, runs):
+    """Prints what the log says. Returns the figure, and where it goes."""
     if len(runs) > 1:
         beside = os.path.join(os.path.dirname(os.path.abspath(arguments.runs[0])), "compare.png")
-        run_compare.compare(arguments.runs, runs, arguments.picture or os.path.relpath(beside))
-        return
+        return run_compare.compare(arguments.runs, runs), arguments.picture or os.path.relpath(beside)
     print("\n".join(summary(arguments.runs[0], runs[0])))
-    print("\n" + draw(runs[0], arguments.picture or os.path.join(arguments.runs[0], "report.png")))
+    return draw(runs[0]), arguments.picture or os.path.join(arguments.runs[0], "report.png")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 const char *log_program = "train_llama2";
@@ -36,6 +37,16 @@ int(log_error)(const char *format, ...) {
     if (write(STDERR_FILENO, line, bytes) < 0) errno = 0;
     errno = saved;
     return -1;
+}
+
+const char *log_reason(void) {
+    static _Thread_local char text[96];
+    struct rlimit limit;
+    if (errno != EFBIG || getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+        return strerror(errno);
+    snprintf(text, sizeof text, "File too large for the limit of %llu bytes: raise it (ulimit -f)",
+             (unsigned long long)limit.rlim_cur);
+    return text;
 }
 
 int(log_out_of_memory)(const char *what, double bytes) {

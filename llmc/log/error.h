@@ -36,6 +36,10 @@ int log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same for a command line that is wrong: 2, the exit code for that. */
 #define log_wrong_usage(...) (log_error(__VA_ARGS__), 2)
 
+/* What errno says; where a limit of the process keeps a file from growing, which, and what to do. Valid until
+ * the thread's next call. */
+const char *log_reason(void);
+
 /* Reports a failed allocation: "out of memory: 12.3 MB for WHAT". Returns -1. */
 int log_out_of_memory(const char *what, double bytes);
 

@@ -118,7 +118,9 @@ int jsonl_open(const char *path, int step, struct jsonl **out) {
     strcpy(log->path, path);
     log->last = -1;
     if (step && !access(path, F_OK)) {
-        log->file = cut_back(path, step, log);
+        char *target = realpath(path, NULL); /* a link stays, and what it names is replaced */
+        log->file = cut_back(target ? target : path, step, log);
+        free(target);
     } else {
         log->file =
             open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (step ? 0 : O_TRUNC), 0666);
@@ -170,7 +172,7 @@ int jsonl_write(struct jsonl *log, json_t *event) {
     if (status && !log->failed) {
         log->failed = true;
         log_error("%s: cannot write the log: %s; lines are missing from here on while it cannot",
-                  log->path, strerror(errno));
+                  log->path, log_reason());
     }
     free(text);
     return status;

@@ -202,7 +202,7 @@ int file_write(int descriptor, const void *data, size_t bytes, const char *path)
         size_t most = 1 << 30; /* Linux writes at most 2 GiB at once */
         ssize_t written = write(descriptor, from, bytes < most ? bytes : most);
         if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return log_error("cannot write '%s': %s", path, strerror(errno));
+        if (written < 0) return log_error("cannot write '%s': %s", path, log_reason());
         from += written;
         bytes -= (size_t)written;
     }

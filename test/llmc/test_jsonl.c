@@ -80,6 +80,24 @@ static void test_later_lines_go(void **state) {
     assert_no_other_file();
 }
 
+/* What a link names is cut, and the link stays. */
+static void test_a_link_stays(void **state) {
+    (void)state;
+    struct jsonl *log;
+    struct stat is;
+    char named[512];
+    make_log("link");
+    snprintf(named, sizeof named, "%s.named", path);
+    assert_int_equal(rename(path, named), 0);
+    assert_int_equal(symlink(strrchr(named, '/') + 1, path), 0);
+    assert_int_equal(jsonl_open(path, 3, &log), 0);
+    write_step(log, 3);
+    jsonl_close(log);
+    assert_string_equal(steps(), "0123");
+    assert_true(!lstat(path, &is) && S_ISLNK(is.st_mode));
+    assert_no_other_file();
+}
+
 /* One process is stopped while it cuts the log, another one takes the log, and the first wakes. */
 static void test_who_was_replaced_does_not_touch_the_log(void **state) {
     (void)state;
@@ -138,6 +156,7 @@ static void test_a_step_that_was_not_measured(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_later_lines_go),
+        cmocka_unit_test(test_a_link_stays),
         cmocka_unit_test(test_who_was_replaced_does_not_touch_the_log),
         cmocka_unit_test(test_a_full_disk),
         cmocka_unit_test(test_a_step_that_was_not_measured),

@@ -111,7 +111,7 @@ def test_a_limit_on_the_size_of_files(data, tmp_path):
     limited = subprocess.run(launch(*settings(data, tmp_path, val=None)), env=environment_of(), text=True,
                              capture_output=True, timeout=TIMEOUT, check=False,
                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000)))
-    assert limited.returncode == 1 and "File too large" in limited.stderr, limited
+    assert limited.returncode == 1 and "raise it (ulimit -f)" in limited.stderr, limited
     assert steps_done(tmp_path) == 12 and not list(tmp_path.glob("checkpoint*"))
 
 

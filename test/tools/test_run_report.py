@@ -81,10 +81,8 @@ def test_a_short_run_has_points_to_draw(tmp_path, monkeypatch):
     run_report = importlib.import_module("run_report")
     pytest.importorskip("matplotlib")
     report(tmp_path, [step(i) for i in range(40)])
-    figures = []
-    monkeypatch.setattr(run_report, "save", lambda figure, _: figures.append(figure))
-    run_report.draw(run_report.read(tmp_path), "x")
-    assert [len(line.get_xdata()) for line in figures[0].axes[0].lines] == [40, 10]
+    figure = run_report.draw(run_report.read(tmp_path))
+    assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [40, 10]
 
 
 @pytest.mark.parametrize("text, complaint", [
@@ -221,6 +219,17 @@ def test_a_line_of_another_kind(tmp_path, event):
     done = report(tmp_path, [step(0), event])
     assert done.returncode == 1
     assert re.fullmatch(r"run_report.py: .*: a line of the log is not as train_llama2 writes it: .*\n", done.stderr)
+
+
+def test_a_fault_of_the_picture_is_not_one_of_the_log(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    run_report = importlib.import_module("run_report")
+    pytest.importorskip("matplotlib")
+    report(tmp_path, [step(i) for i in range(40)])
+    monkeypatch.setattr(sys, "argv", ["run_report.py", str(tmp_path)])
+    monkeypatch.setattr(run_report, "save", lambda *_: int("no number"))
+    with pytest.raises(ValueError, match="no number"):
+        run_report.main()
 
 
 def test_curves_are_smoothed(tmp_path):

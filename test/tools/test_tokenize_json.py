@@ -181,6 +181,17 @@ def test_a_separator_that_is_no_line(environment, tmp_path):
         tmp_path / "text", stderr=subprocess.STDOUT)
 
 
+@pytest.mark.parametrize("separator", [[], ["--separator=end"]])
+def test_a_byte_order_mark_is_left_out(environment, tmp_path, separator):
+    tokenizer = save_tokenizer(tmp_path / "tokenizer.json")
+    for name, mark in ("text", b""), ("marked", b"\xef\xbb\xbf"):
+        (tmp_path / name).write_bytes(mark + b"the\nend\nin\n")
+        said = tokenize(environment, "--tokenizer", tokenizer, "--train", tmp_path / f"{name}.bin", *separator, "--input",
+                        tmp_path / name, stderr=subprocess.STDOUT)
+        assert ("1 of the inputs begin with a byte order mark, which is left out" in said) == bool(mark), said
+    assert (tmp_path / "marked.bin").read_bytes() == (tmp_path / "text.bin").read_bytes()
+
+
 @pytest.mark.parametrize("content, code", [
     (gzip.compress(b"once upon a time\n" * 200), 1), (("the\n" * 300).encode("utf-16"), 1),
     (b"the \xff in\n" + b"the \xef\xbf\xbd in\n" * 99, 0)], ids=["gzip", "utf-16", "one byte"])
