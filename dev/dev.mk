@@ -316,9 +316,10 @@ bench-network:
 	@scripts/dependencies.sh test
 	@$(MAKE) --no-print-directory $(JOBS) benches
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_network.py $(BENCH_NETWORK)
-	@$(MAKE) --no-print-directory $(BUILD)/late_ranks
+	@$(MAKE) --no-print-directory $(BUILD)/late_ranks liblossynet
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_late.py
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_group.py
+	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_rule.py
 
 format:
 	@$(if $(NOT_FORMATTED),echo "make format: $(NOT_FORMATTED)" >&2; exit 1,echo $(FORMATTED) | xargs $(CLANG_FORMAT) -i)
