@@ -15,7 +15,6 @@
 #include <stdbool.h>
 
 #include "llmc/backend/backend.h"
-#include "llmc/log/error.h"
 #include "llmc/options/options.h"
 #include "lossynet/lossynet_trainer.h"
 
@@ -27,7 +26,7 @@ int preflight(const struct options *options, const struct lossynet_world *world)
 struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte */
     char host[64];
     char device[112];
-    char wrong[LOG_BYTES]; /* a fault that the rank itself found; "": none */
+    char wrong[320]; /* a fault that the rank itself found; "": none */
     bool on_device;
     double disk_free, disk_needed; /* bytes in --out, for all ranks; needed 0: no --out */
     double gflops;                 /* speed of a large matrix product */

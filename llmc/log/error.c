@@ -11,7 +11,6 @@
 const char *log_program = "train_llama2";
 int log_rank = -1;
 bool log_muted = false;
-char *log_kept;
 
 int(log_error)(const char *format, ...) {
     if (log_muted) return -1;
@@ -24,11 +23,6 @@ int(log_error)(const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(line + length, room - (size_t)length, format, arguments);
     va_end(arguments);
-    if (log_kept) {
-        snprintf(log_kept, LOG_BYTES, "%s", line + length);
-        return -1;
-    }
-
     size_t bytes = strlen(line);
     for (size_t i = 0; i < bytes; i++)
         if ((unsigned char)line[i] < ' ' || line[i] == 127) line[i] = '?';

@@ -23,10 +23,6 @@ extern int log_rank;
  * it. */
 extern bool log_muted;
 
-/* If not NULL, messages go to these LOG_BYTES, without the program's name, and the last one stays. */
-extern char *log_kept;
-enum { LOG_BYTES = 320 };
-
 /* Writes "train_llama2: ...\n", or "train_llama2: rank R: ...\n", to stderr in one write, so
  * that lines of several ranks do not mix. The format has no newline at its end. Control
  * characters become '?', since names may come from untrusted files. A line over 1,000 bytes is

@@ -13,21 +13,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "llmc/util/control_groups.h"
+
 enum { PATH_BYTES = 1024 };
 static const double NO_LIMIT = 1e18; /* version 1 writes a number near 2^63 if there is no limit */
 
 /* The names of the files and fields of a version of control groups. */
 struct version {
-    const char *mount, *limit, *usage, *inactive, *active, *slab;
+    const char *limit, *usage, *inactive, *active, *slab;
 };
 
 static const struct version versions[] = {
-    {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-     "total_inactive_file", "total_active_file", NULL},
-    {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file", "active_file",
-     "slab_reclaimable"},
-    {"/sys/fs/cgroup/unified", "memory.max", "memory.current", "inactive_file", "active_file",
-     "slab_reclaimable"},
+    {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file",
+     NULL},
+    {"memory.max", "memory.current", "inactive_file", "active_file", "slab_reclaimable"},
 };
 
 /* The number after `name` at the beginning of a line of ROOT/DIRECTORY/FILE; -1: there is none. */
@@ -98,26 +97,6 @@ static bool read_group(const struct version *v, const char *directory, const cha
     return true;
 }
 
-/* Finds the process's memory control group in the hierarchy of a version, "/...". Returns false if
- * there is none. */
-static bool find_group(const char *root, bool version_1, char group[PATH_BYTES]) {
-    char path[PATH_BYTES], line[PATH_BYTES], controllers[256];
-    bool found = false;
-    snprintf(path, sizeof path, "%.512s/proc/self/cgroup", root);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    while (!found && fgets(line, sizeof line, file)) {
-        char *first = strchr(line, ':'), *second = first ? strchr(first + 1, ':') : NULL;
-        if (!second) continue;
-        line[strcspn(line, "\n")] = 0;
-        snprintf(controllers, sizeof controllers, ",%.*s,", (int)(second - first - 1), first + 1);
-        found = version_1 ? strstr(controllers, ",memory,") != NULL : !strncmp(line, "0::", 3);
-        if (found) snprintf(group, PATH_BYTES, "%.*s", PATH_BYTES - 1, second + 1);
-    }
-    fclose(file);
-    return found;
-}
-
 /* Adds a limit; if the list is full, keeps the tightest ones. */
 static void keep(struct host_memory_limit *limit, int *count, const struct host_memory_limit *new) {
     int place = *count;
@@ -132,26 +111,22 @@ static void keep(struct host_memory_limit *limit, int *count, const struct host_
     limit[place] = *new;
 }
 
-/* Reads the limits of the process's group and of all groups above it, which hold for it, too. In a
- * container the path may not exist; there the mount itself is the container's group. */
-static void read_groups(const char *root, const struct version *v, double swap,
-                        struct host_memory_limit *limit, int *count) {
-    char group[PATH_BYTES], directory[2 * PATH_BYTES];
-    struct host_memory_limit found;
-    if (!find_group(root, v == versions, group)) return;
-    for (size_t length = strlen(group) + 1; length--;) {
-        if (group[length] && group[length] != '/') continue;
-        group[length] = 0;
-        snprintf(directory, sizeof directory, "%.512s%s%s", root, v->mount, group);
-        if (strlen(directory) < PATH_BYTES &&
-            read_group(v, directory, *group ? group : "/", swap, limit[0].id, &found))
-            keep(limit, count, &found);
-    }
+struct found { /* limits so far */
+    struct host_memory_limit *limit;
+    int count;
+    double swap; /* free swap space of the host */
+};
+
+static void visit(void *context, const char *directory, const char *group) {
+    struct found *f = context;
+    struct host_memory_limit new;
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+        if (read_group(&versions[i], directory, group, f->swap, f->limit[0].id, &new))
+            keep(f->limit, &f->count, &new);
 }
 
 int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEMORY_LIMITS]) {
     char proc[PATH_BYTES];
-    int count = 1;
     snprintf(proc, sizeof proc, "%.512s/proc", root);
     const double available = 1024 * number_in(proc, "meminfo", "MemAvailable:");
     const double swap = at_least_zero(1024 * number_in(proc, "meminfo", "SwapFree:"));
@@ -160,9 +135,9 @@ int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEM
     limit[0].id = host_id(root);
     limit[0].available = available + swap;
     snprintf(limit[0].name, sizeof limit[0].name, "the host");
-    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
-        read_groups(root, &versions[i], swap, limit, &count);
-    return count;
+    struct found found = {limit, 1, swap};
+    control_groups_visit(root, "memory", visit, &found);
+    return found.count;
 }
 
 int host_memory_node_of(const char *root, const char *address) {

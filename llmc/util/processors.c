@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/util/control_groups.h"
 #include "llmc/util/file.h"
 
 /* ---- control groups ---------------------------------------------------------------------- */
@@ -36,49 +37,15 @@ static double least(double a, double b) {
     return a > 0 && (a < b || !(b > 0)) ? a : b;
 }
 
-/* The least quota of a group and of those around it. Inside a container the path may be the one outside; its folders
- * are missing then, and the hierarchy's root is the container's own group. */
-static double quota_of_group(const char *hierarchy, const char *group) {
-    char folder[FILE_PATH_BYTES];
-    double quota = 0;
-    const size_t root = strlen(hierarchy);
-    if (snprintf(folder, sizeof folder, "%s%s", hierarchy, group) >= (int)sizeof folder) return 0;
-    for (size_t length = strlen(folder); length >= root; length--) {
-        if (folder[length] != '/' && folder[length] != 0) continue;
-        folder[length] = 0;
-        quota = least(quota_of_folder(folder), quota);
-    }
-    return quota;
+static void visit(void *context, const char *directory, const char *group) {
+    double *quota = context;
+    (void)group;
+    *quota = least(quota_of_folder(directory), *quota);
 }
 
-static bool names_cpu(const char *controllers) {
-    for (const char *at = controllers; (at = strstr(at, "cpu")); at += 3)
-        if ((at == controllers || at[-1] == ',') && (at[3] == ',' || !at[3])) return true;
-    return false;
-}
-
-/* A line of /proc/self/cgroup: NUMBER:CONTROLLERS:GROUP; version 2 has no controllers. */
 double processors_quota(const char *root) {
-    static const char *const hierarchies[] = {"", "/unified", "/cpu", "/cpu,cpuacct",
-                                              "/cpuacct,cpu"}; /* the first two are of version 2 */
-    char path[FILE_PATH_BYTES], line[FILE_PATH_BYTES];
     double quota = 0;
-    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file)) {
-        char *controllers = strchr(line, ':'),
-             *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = 0;
-        group[strcspn(group, "\n")] = 0;
-        const bool second = !controllers[1];
-        if (!second && !names_cpu(controllers + 1)) continue;
-        for (int i = second ? 0 : 2; i < (second ? 2 : 5); i++) {
-            snprintf(path, sizeof path, "%.2000s/sys/fs/cgroup%s", root, hierarchies[i]);
-            quota = least(quota_of_group(path, group), quota);
-        }
-    }
-    if (file) fclose(file);
+    control_groups_visit(root, "cpu", visit, &quota);
     return quota;
 }
 
