@@ -104,6 +104,22 @@ class Sweep:
         for path in kept_files() + self.arguments.results + [self.file]:
             self.results.update(read_results(path))
 
+    def check_data(self):
+        """Refuses to go on with results of other data."""
+        own = read_results(self.file)
+        for run in self.settings.runs:
+            if run.id in own and own[run.id].get("data", run.data()) != run.data():
+                raise SettingsError(f"{self.file}: its runs had other contents of '{run.options['train']}' or of "
+                                    f"'{run.options['val']}' than there are now: expected --out with another folder")
+
+    def tell_versions(self):
+        """Prints a line if the program was changed between the runs of this folder."""
+        own = read_results(self.file)
+        versions = {own[run.id].get("revision") or "unknown" for run in self.settings.runs if run.id in own}
+        if len(versions) > 1:
+            print(f"sweep: note: the runs in {self.out} are of {len(versions)} versions of the program: "
+                  f"{', '.join(sorted(versions))}", file=sys.stderr)
+
     def directory(self, run):
         return os.path.join(self.out, "runs", run.id)
 
@@ -411,6 +427,7 @@ def sweep_of(arguments):
         sweep = Sweep(settings, arguments, program)
         sweep.load()
         if not arguments.table and not arguments.list:
+            sweep.check_data()
             settings.check(program)
             for rule in sorted({run.value("rule", "none") for run in sweep.missing()} - {"none"}):
                 build_rule(rule)
@@ -444,6 +461,7 @@ def sweep_of(arguments):
         print(as_text(rows))
         plots = "" if arguments.no_plots else "plots (PNG and SVG), "
         print(f"in {sweep.out}: table.md, table.csv, {plots}logs of the runs")
+    sweep.tell_versions()
     if arguments.keep:
         keep(sweep)
     left = len(sweep.missing())

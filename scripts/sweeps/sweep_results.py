@@ -87,7 +87,7 @@ def result_of(run, log):
     steps = [event for event in events if event["event"] == "step"]
     good = end["status"] == "complete"
     result = {
-        "id": run.id, "key": run.key, "status": end["status"],
+        "id": run.id, "key": run.key, "status": end["status"], "data": run.data(),
         "revision": head.get("git_revision"), "backend": head.get("backend"),
         "date": datetime.date.today().isoformat(),
         "seconds": sum(numbers(steps, "step_ms")) / 1e3,

@@ -76,6 +76,20 @@ def fingerprint(pattern, cache={}):
     return cache[pattern]
 
 
+def samples(pattern, cache={}):
+    """A digest of 64 places of each token file. (That of keys looks at the beginning of the first file alone.)"""
+    if pattern not in cache:
+        digest = hashlib.sha256()
+        for path in sorted(glob.glob(pattern)):
+            size = os.path.getsize(path)
+            with open(path, "rb") as file:
+                for place in range(64):
+                    file.seek(size * place // 64)
+                    digest.update(file.read(min(1 << 16, size // 64 + 1)))
+        cache[pattern] = digest.hexdigest()[:12]
+    return cache[pattern]
+
+
 def contents(path, cache={}):
     """A digest of what a file, or a model's directory, has. Of large files it takes the size, the first and the last
     MiB."""
@@ -123,6 +137,10 @@ class Run:
             return 0.0, 0.0
         gradient, _, parameter = self.value("loss-rate").partition(",")
         return float(gradient), float(parameter or gradient)
+
+    def data(self):
+        """Digests of the data as it is now."""
+        return [samples(self.options[name]) for name in ("train", "val") if name in self.options]
 
     def arm(self):
         """The name that the settings file gives this arm of the comparison; "": none."""

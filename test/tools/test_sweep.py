@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -678,6 +679,29 @@ def test_results_that_cannot_be_written(data, tmp_path):
     done = sweep(write(tmp_path / "tiny", text, data), "--out", tmp_path / "out", TRAIN_LLAMA2=str(fake))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"sweep: {tmp_path}/out/results.jsonl: Is a directory" and "Traceback" not in done.stderr
+
+
+def test_other_data_and_another_program(data, tmp_path):
+    """Data that changed behind its first MiB is refused, and runs of two versions of the program are named."""
+    text = SETTINGS.split("[one phase]", maxsplit=1)[0].replace("seed = 1 2 3", "seed = 1")
+    own = shutil.copytree(data, tmp_path / "data")
+    settings = write(tmp_path / "tiny", text, own)
+    done = sweep(settings, "--out", tmp_path / "out")
+    assert done.returncode == 0 and "versions" not in done.stderr, done.stderr
+    path = tmp_path / "out" / "results.jsonl"
+    path.write_text(path.read_text().replace('"revision":"', '"revision":"of-old-', 1))
+    done = sweep(settings, "--out", tmp_path / "out")
+    assert done.returncode == 0 and "are of 2 versions of the program: " in done.stderr, done.stderr
+    path.write_text(path.read_text().replace('"status":"complete","data":["', '"status":"complete","data":["0', 1))
+    done = sweep(settings, "--out", tmp_path / "out")
+    assert done.returncode == 2 and f"its runs had other contents of '{own}/train.bin'" in done.stderr, done.stderr
+    assert sweep(settings, "--out", tmp_path / "out", "--table").returncode == 0
+    (tmp_path / "more").write_bytes(bytes(300_000))
+    before = sweep_settings.samples(str(tmp_path / "more"), {})
+    with open(tmp_path / "more", "r+b") as file:
+        file.seek(200_000)
+        file.write(bytes([1]) * 60_000)
+    assert sweep_settings.samples(str(tmp_path / "more"), {}) != before
 
 
 def test_nobody_reads_what_it_says(data, tmp_path):
