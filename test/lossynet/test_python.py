@@ -15,13 +15,14 @@ import tempfile
 import pytest
 
 from huggingface import environment
-from program import BUILD, ROOT, environment_of, events, markov_files, succeed
+from program import BUILD, ROOT, TIMEOUT, environment_of, events, markov_files, succeed
 
 pytestmark = [pytest.mark.xdist_group("transformers"), pytest.mark.takes(60)]
 
 PACKAGE = ROOT / "lossynet" / "python"
 MODEL = ROOT / "test" / "goldens" / "models" / "llama2"
-RULE = {"lead": "auto", "carry": 1, "repair": "1,0", "repair-budget": 0.2, "wire-dtype": "float32"}
+RULES = {"float32": {"lead": "auto", "carry": 1, "repair": "1,0", "repair-budget": 0.2, "wire-dtype": "float32"},
+         "default": {}}
 RANKS, STEPS, SEQ, VOCABULARY, SEED, RATE = 4, 50, 32, 96, 5, 0.2
 
 AVERAGE = """
@@ -48,7 +49,7 @@ def fixture_package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("package")
     done = subprocess.run([sys.executable, "setup.py", "--quiet", "build", "--build-base", folder / "base",
                            "--build-temp", BUILD / "python", "--build-lib", folder],
-                          cwd=PACKAGE, env={**os.environ, **AS_MADE}, text=True, capture_output=True, timeout=300,
+                          cwd=PACKAGE, env={**os.environ, **AS_MADE}, text=True, capture_output=True, timeout=TIMEOUT,
                           check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -82,7 +83,7 @@ def test_one_command_makes_a_wheel_and_an_archive(tmp_path):
     if importlib.util.find_spec("wheel") is None:
         pytest.skip("no package wheel here (python3-wheel): no wheel was made")
     done = subprocess.run(["make", "--no-print-directory", f"BUILD={BUILD}", f"PYTHON={sys.executable}", "wheel"], cwd=ROOT,
-                          env={**os.environ, **AS_MADE}, text=True, capture_output=True, timeout=300, check=False)
+                          env={**os.environ, **AS_MADE}, text=True, capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     wheel, archive = (path for path in done.stdout.split()[-2:])
     assert re.search(r"/lossynet-[\d.]+-py3-none-\w+_\w+\.whl$", wheel) and archive.endswith(".tar.gz")
@@ -91,7 +92,7 @@ def test_one_command_makes_a_wheel_and_an_archive(tmp_path):
     (unpacked,) = (tmp_path / "archive").iterdir()
     built = subprocess.run([sys.executable, "setup.py", "--quiet", "build", "--build-lib", tmp_path / "built"],
                            cwd=unpacked, env={**os.environ, **AS_MADE, "OPTIMISE": "-O0"}, text=True, capture_output=True,
-                           timeout=300, check=False)
+                           timeout=TIMEOUT, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     for folder in "wheel", "built":
         done = subprocess.run([sys.executable, "-c", "import lossynet; print(lossynet.LIBRARY._name)"], cwd=tmp_path,
@@ -121,7 +122,7 @@ def build_in(tree, environment):
     folder, before = tree
     return subprocess.run([*before, sys.executable, "setup.py", "--quiet", "build", "--build-lib", folder / "out"],
                           cwd=folder / "tree/lossynet/python", env={**environment, "HOME": str(folder / "out")}, text=True,
-                          capture_output=True, timeout=300, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
 
 
 def test_a_tree_that_cannot_be_written(tree):
@@ -140,7 +141,7 @@ def test_no_compiler(tree):
 
 def test_three_ranks_average_with_numpy(package):
     for rank in start(package, AVERAGE, 3):
-        output, errors = rank.communicate(timeout=120)
+        output, errors = rank.communicate(timeout=TIMEOUT)
         assert rank.returncode == 0, errors
         steps = [[float(word) for word in line.split()] for line in output.splitlines()]
         assert [step[0] for step in steps] == [0, 1, 2, 3]
@@ -152,7 +153,7 @@ def test_three_ranks_average_with_numpy(package):
 def test_example_with_numpy(package):
     path = str(ROOT / "dev" / "examples" / "vectors.py")
     ranks = start(package, f"import runpy; runpy.run_path({path!r}, run_name='__main__')", 4)
-    shown = [rank.communicate(timeout=120) for rank in ranks]
+    shown = [rank.communicate(timeout=TIMEOUT) for rank in ranks]
     assert not any(rank.returncode for rank in ranks), shown
     steps = re.findall(r"step (\d): ([\d.]+)% and ([\d.]+)% .* mean here is ([\d.]+), ([\d.]+)%", shown[0][0])
     assert [step[0] for step in steps] == ["0", "1", "2", "3", "4"]
@@ -168,7 +169,7 @@ def test_example_with_numpy(package):
 ])
 def test_wrong_use(package, given, expected):
     (only,) = start(package, f"import lossynet; lossynet.Comm(10, {given})", 1)
-    errors = only.communicate(timeout=60)[1]
+    errors = only.communicate(timeout=TIMEOUT)[1]
     assert only.returncode == 1 and expected in errors.splitlines()[-1]
 
 
@@ -176,9 +177,9 @@ def test_wrong_vector_and_missing_library(package):
     text = "import lossynet, numpy; lossynet.Comm(10).start(numpy.zeros(10))"
     (only,) = start(package, text, 1)
     assert "expected 10 contiguous float32 in the host's memory, got ndarray float64 (10,)" in \
-        only.communicate(timeout=60)[1]
+        only.communicate(timeout=TIMEOUT)[1]
     (only,) = start(package, "import lossynet", 1, LOSSYNET_LIBRARY="/nowhere.so")
-    assert "expected `pip install ./lossynet/python`" in only.communicate(timeout=60)[1]
+    assert "expected `pip install ./lossynet/python`" in only.communicate(timeout=TIMEOUT)[1]
 
 
 NOTHING = """
@@ -195,7 +196,7 @@ with lossynet.Comm([5000, 4000], shards=[[5000, 0], [4000, 0]], loss_rate=0.3, p
 
 def test_a_rank_that_owns_nothing(package):
     """Shards may be unequal. A rank without one makes the rounds in which lost packets are sent again."""
-    shown = [rank.communicate(timeout=60)[0].split(maxsplit=1) for rank in start(package, NOTHING, 2)]
+    shown = [rank.communicate(timeout=TIMEOUT)[0].split(maxsplit=1) for rank in start(package, NOTHING, 2)]
     assert [owned for owned, _ in shown] == ["9000", "0"] and shown[0][1] == shown[1][1]
 
 
@@ -217,7 +218,7 @@ def test_ranks_share_the_processors_of_a_host(package):
     """Unless the user chose a number of threads: a rank that has all of them holds up the others."""
     def started(**variables):
         ranks = start(package, STARTED, 2, OPENBLAS_NUM_THREADS="1", **variables)
-        return max(int(rank.communicate(timeout=60)[0]) for rank in ranks)
+        return max(int(rank.communicate(timeout=TIMEOUT)[0]) for rank in ranks)
     share = max(len(os.sched_getaffinity(0)) // 2, 1)
     assert started(OMP_NUM_THREADS=None) <= started(OMP_NUM_THREADS="1") + share - 1
 
@@ -254,7 +255,7 @@ PAIRS = {("all_gather", "reduce"): [], ("pulse", "reduce"): [], ("pulse", "broad
 def test_ranks_in_different_calls(package):
     """Each would wait for the other for ever."""
     text = APART % [[STEP, [*before, pair]] for pair, before in PAIRS.items()]
-    for shown in [rank.communicate(timeout=100) for rank in start(package, text, 2)]:
+    for shown in [rank.communicate(timeout=TIMEOUT) for rank in start(package, text, 2)]:
         lines = shown[0].splitlines()
         assert len(lines) == 2 * len(PAIRS) and all("the comm is closed" in line for line in lines[1::2]), shown
         for pair, line in zip(PAIRS, lines[::2]):
@@ -272,13 +273,15 @@ def fixture_inputs(tmp_path_factory):
     markov_files(folder, VOCABULARY, 20_000, 200)
     given = {"model": str(MODEL), "tokens": str(folder / "train.bin"), "batch": 2, "seq": SEQ,
              "seed": SEED, "lr": 3e-3, "steps": STEPS,
-             "options": {**{name.replace("-", "_"): value for name, value in RULE.items()}, "packet_bytes": 512,
-                         "loss_rate": RATE, "loss_seed": SEED, "drift_samples": 1024}}
+             "options": {rule: {**{name.replace("-", "_"): value for name, value in options.items()},
+                                "packet_bytes": 512, "loss_rate": RATE, "loss_seed": SEED, "drift_samples": 1024}
+                         for rule, options in RULES.items()}}
     (folder / "same_training.in").write_text(json.dumps(given))
-    rule = [word for name, value in RULE.items() for word in (f"--{name}", value)]
-    succeed("--model", MODEL, "--train", folder / "train.bin", "--val", folder / "val.bin", "--seq",
-            SEQ, "--batch", 2, "--workers", RANKS, "--steps", STEPS, "--lr", 3e-3, "--lr-final", 1, "--seed", SEED,
-            "--loss-rate", RATE, "--packet-bytes", 512, *rule, "--log", folder / "log.jsonl")
+    for rule, options in RULES.items():
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        succeed("--model", MODEL, "--train", folder / "train.bin", "--val", folder / "val.bin", "--seq",
+                SEQ, "--batch", 2, "--workers", RANKS, "--steps", STEPS, "--lr", 3e-3, "--lr-final", 1, "--seed", SEED,
+                "--loss-rate", RATE, "--packet-bytes", 512, *words, "--log", folder / f"{rule}.jsonl")
     return folder
 
 
@@ -288,7 +291,7 @@ def fixture_results(package, inputs):
     done = subprocess.run([environment(), ROOT / "test" / "support" / "torch_tasks.py", inputs], text=True,
                           env=environment_of({"PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1",
                                               "LOSSYNET_LIBRARY": ""}),
-                          capture_output=True, timeout=600, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {path.stem: json.loads(path.read_text()) for path in inputs.glob("*.json")}
 
@@ -366,18 +369,28 @@ def test_a_killed_rank_is_named(results):
         assert result["seconds"] < 60  # peer_timeout is 3
 
 
-def test_the_same_training_in_two_programs(results, inputs):
-    """transformers' Llama over this package trains as train_llama2 does: losses, and what was lost."""
-    ours, theirs = results["same_training"], events(inputs / "log.jsonl", "step")
+@pytest.mark.parametrize("rule", RULES)
+def test_the_same_training_in_two_programs(results, inputs, rule):
+    """transformers' Llama over this package trains as train_llama2 does: losses, and what was lost and sent again.
+
+    In float32 all losses agree to 1e-4. The default rounds to 63 levels: there a difference in a last bit, which two
+    programs that multiply matrices have, moves some values to another level. So losses agree to 1e-4 for 12 steps.
+    """
+    assert isinstance(results["same_training"][0], dict), results["same_training"]
+    ours = [rank[rule] for rank in results["same_training"]]
+    theirs = events(inputs / f"{rule}.jsonl", "step")
     assert len(theirs) == STEPS
     for step, event in enumerate(theirs):
+        exact = rule == "float32" or step < 12
         loss = statistics.fmean(rank["losses"][step] for rank in ours)
-        assert loss == pytest.approx(event["loss"], abs=1e-4), step
+        assert loss == pytest.approx(event["loss"], abs=1e-4 if exact else 1e-2), step
         for rank in ours:
             report = rank["reports"][step]
             lost = [event["gradient_loss_rate"], event["parameter_loss_rate"]]
             assert report["lost"] == pytest.approx(lost, abs=1e-9), step  # the log has 9 digits
-            assert report["norm"] == pytest.approx(event["grad_norm"], rel=1e-3)
+            again = sum(report["resent"]) / sum(report["expected"])
+            assert again == pytest.approx(event["extra_traffic"], abs=1e-9), step
+            assert report["norm"] == pytest.approx(event["grad_norm"], rel=1e-3 if exact else 3e-2)
             assert report["lead"] == pytest.approx(event["lead"], abs=1e-3)
     assert theirs[-1]["loss"] < theirs[0]["loss"] - 0.3
 
@@ -447,7 +460,7 @@ def fixture_door(package, tmp_path_factory):
     path = tmp_path_factory.mktemp("door") / "door.json"
     done = subprocess.run([environment(), ROOT / "test" / "support" / "torch_door.py", path], text=True,
                           env=environment_of({"PYTHONPATH": str(package), "LOSSYNET_LIBRARY": ""}),
-                          capture_output=True, timeout=600, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(path.read_text())
 

@@ -325,6 +325,10 @@ def llama_buckets(model):
 
 def same_training(rank, ranks):
     given = json.loads((FOLDER / "same_training.in").read_text())
+    return {name: train_as_the_trainer(rank, ranks, given, options) for name, options in given["options"].items()}
+
+
+def train_as_the_trainer(rank, ranks, given, options):
     model = LlamaForCausalLM.from_pretrained(given["model"], dtype=torch.float32)
     tokens = torch.from_numpy(np.fromfile(given["tokens"], "<u2", offset=1024).astype(np.int64))
     size, seq = given["batch"], given["seq"]
@@ -333,7 +337,7 @@ def same_training(rank, ranks):
     norms = [p for p in model.parameters() if p.dim() == 1]
     optimizer = ShardedOptimizer([{"params": matrices}, {"params": norms, "weight_decay": 0.0}],
                                  torch.optim.AdamW, lr=given["lr"], betas=(0.9, 0.95), eps=1e-8,
-                                 weight_decay=0.1, clip=1.0, buckets=llama_buckets(model), **given["options"])
+                                 weight_decay=0.1, clip=1.0, buckets=llama_buckets(model), **options)
     losses, reports = [], []
     for step in range(given["steps"]):
         rows = []
@@ -350,7 +354,9 @@ def same_training(rank, ranks):
         optimizer.zero_grad()
         reports.append(optimizer.report())
     optimizer.synchronize()
-    return {"losses": losses, "reports": reports[1:] + [optimizer.report()]}
+    reports.append(optimizer.report())
+    optimizer.close()
+    return {"losses": losses, "reports": reports[1:]}
 
 
 def example(name, *arguments):
