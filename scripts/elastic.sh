@@ -115,11 +115,11 @@ etcd_start() {
     etcd=$!
 }
 
-# Prints what the store answers. Nothing: no answer within 2 s.
-token=''
+# Prints what the store answers. Nothing: no answer within `patience` seconds.
+token='' patience=2
 ask() { # ask HOST PORT PATH JSON
     # shellcheck disable=SC2016  # the other shell expands it
-    TOKEN=$token timeout 2 bash -c 'exec 3<>"/dev/tcp/$0/$1" &&
+    TOKEN=$token timeout "$patience" bash -c 'exec 3<>"/dev/tcp/$0/$1" &&
         printf "POST /v3/%s HTTP/1.0\r\n%sContent-Length: %d\r\n\r\n%s" "$2" "${TOKEN:+Authorization: $TOKEN
 }" \
             "${#3}" "$3" >&3 && cat <&3' "$@" 2>/dev/null
@@ -136,7 +136,7 @@ log_in() { # log_in HOST PORT
 # Gives the etcd of this script a password, while it listens on this host alone.
 protect() {
     password=$(head -c 24 /dev/urandom | base64 -w 0 | tr '+/' 'AB')
-    local what
+    local what patience=60 # on a busy machine a password takes its time, and a second request would be refused
     while read -r what; do
         [[ $(ask 127.0.0.1 "$client" "auth/${what%% *}" "${what#* }") == *" 200 OK"* ]] ||
             fail "etcd takes no password (${what%% *}); see $folder/log"

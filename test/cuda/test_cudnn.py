@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from program import BUILD, ROOT
+from program import BUILD, ROOT, TIMEOUT
 
 OURS = ROOT / "llmc" / "backend" / "cuda" / "attention" / "cudnn_api.h"
 PLACES = ("/usr/local/cuda*/", "/usr/", "/usr/*-linux-gnu/")
@@ -86,7 +86,7 @@ def plans(folder, device, *shapes):
     (folder / "device.json").write_text(json.dumps(device))
     done = subprocess.run([folder / "plans", folder / "device.json", *(str(n) for s in shapes for n in s)],
                           env={**os.environ, "LD_LIBRARY_PATH": f"{folder}:{library.parent}"}, text=True,
-                          capture_output=True, timeout=300, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
     if "Could not load symbol" in done.stderr:
         pytest.skip("this cuDNN asks the driver for more than fake_driver.c has: " + done.stderr.splitlines()[0])
     assert done.returncode in (0, 1), done.stderr

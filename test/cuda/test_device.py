@@ -3,7 +3,7 @@ emulated device (build/emulated/train_llama2), compared with the CPU. Also tests
 GPU. Sizes are small, because every CUDA thread is a fiber."""
 import pytest
 
-from program import BUILD, PROGRAM, events, markov_files, run, small_model, start, succeed
+from program import BUILD, PROGRAM, TIMEOUT, events, markov_files, run, small_model, start, succeed
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(40)]
 
@@ -140,7 +140,7 @@ def of_rank(rank, setting):
 def start_ranks(data, *more, ranks=2, shell=(), environment=None):
     process = start("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=16", "--batch=1", *more,
                     program=EMULATED, ranks=ranks, shell=shell, environment=environment)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=TIMEOUT)
     return process.returncode, out, err
 
 

@@ -25,7 +25,7 @@ import sys
 
 import pytest
 
-from program import BUILD
+from program import BUILD, TIMEOUT
 from test_nvcc import demangle
 
 pytestmark = [pytest.mark.takes(30), pytest.mark.spread]
@@ -52,7 +52,7 @@ def tools():
     if not folder():
         done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
                                "--timeout", "20", "--retries", "1", "--no-deps", "--target", installed, *PACKAGES],
-                              text=True, capture_output=True, timeout=300, check=False)
+                              text=True, capture_output=True, timeout=TIMEOUT, check=False)
         if done.returncode:
             pytest.skip("the toolkit has no disassembler, and PyPI did not give one: machine code was not checked")
     return folder()

@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from program import BUILD, ROOT, SANITIZED, run, write_tokens
+from program import BUILD, ROOT, SANITIZED, TIMEOUT, run, write_tokens
 
 CORPUS = ROOT / "test" / "corpus" / "formats"
 GOLDEN = ROOT / "test" / "goldens" / "plain"
@@ -25,7 +25,7 @@ def build(name):
     environment = {key: value for key, value in os.environ.items()
                    if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     done = subprocess.run(["make", "-s", f"BUILD={BUILD}", str(BUILD / name)], cwd=ROOT, text=True,
-                          capture_output=True, env=environment, timeout=300, check=False)
+                          capture_output=True, env=environment, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return BUILD / name
 
@@ -34,7 +34,7 @@ def test_the_corpus_is_read_without_fault():
     files = sorted(CORPUS.iterdir())
     assert {path.name[0] for path in files} == set("smictl") and len(files) > 40
     program = build("fuzz_formats" if CLANG else "replay_formats")
-    done = subprocess.run([program, *files], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([program, *files], capture_output=True, text=True, timeout=TIMEOUT,
                           check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert all(str(path) in done.stderr for path in files)
@@ -50,7 +50,7 @@ def test_fuzzing_finds_nothing(tmp_path):
         [program, f"-runs={RUNS}", "-seed=1", "-timeout=20", "-rss_limit_mb=2048",
          "-max_len=4096", "-dict=dev/fuzz/fuzz_formats.dict", "-print_final_stats=1",
          f"-artifact_prefix={tmp_path}/", str(found), str(CORPUS)],
-        cwd=ROOT, capture_output=True, text=True, timeout=600 + RUNS / 10, check=False)
+        cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT + RUNS / 10, check=False)
     inputs = [f"{path.name}: {base64.b64encode(path.read_bytes()).decode()}"
               for path in tmp_path.iterdir() if path.is_file()]
     assert done.returncode == 0, "\n".join([done.stderr[-4000:], *inputs])

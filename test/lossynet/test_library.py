@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from program import BUILD, ROOT
+from program import BUILD, ROOT, TIMEOUT
 
 STEPS = 5
 WITH_MPI = bool(shutil.which("mpicc"))
@@ -16,7 +16,7 @@ WITH_MPI = bool(shutil.which("mpicc"))
 
 def shell(command, **environment):
     done = subprocess.run(command, shell=True, cwd=ROOT, env={**os.environ, **environment}, text=True,
-                          capture_output=True, timeout=300, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -136,7 +136,7 @@ def test_two_processes_average(prefix, tmp_path, kind):
     ranks = [subprocess.Popen([program, str(rank), address], env=environment, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in (1, 0)]
     for rank in ranks:
-        output, errors = rank.communicate(timeout=120)
+        output, errors = rank.communicate(timeout=TIMEOUT)
         assert rank.returncode == 0, errors
         steps = re.findall(r"step (\d): (\d+) of (\d+) packets arrived, ([\d.]+)% of", output)
         assert [int(step) for step, *_ in steps] == list(range(STEPS))
@@ -156,6 +156,6 @@ def test_example_is_short():
 def test_example_without_the_other_rank_says_what_it_expects(prefix, tmp_path):
     environment = compile_example(prefix, tmp_path / "average", "shared")
     done = subprocess.run([tmp_path / "average", "2"], env=environment, text=True,
-                          capture_output=True, timeout=60, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 1
     assert "rank 2 of 2" in done.stderr and "expected 0 <= rank < ranks" in done.stderr

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from huggingface import environment
-from program import BUILD, ROOT, environment_of
+from program import BUILD, ROOT, TIMEOUT, environment_of
 
 np = pytest.importorskip("numpy")
 pytestmark = [pytest.mark.takes(40)]
@@ -128,7 +128,7 @@ def ranks(text, count, python=sys.executable):
     started = [subprocess.Popen([python, "-c", text], text=True, cwd=ROOT, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, env=environment_of({**common, "RANK": str(rank)}))
                for rank in range(count)]
-    return [(*rank.communicate(timeout=120), rank.returncode) for rank in started]
+    return [(*rank.communicate(timeout=TIMEOUT), rank.returncode) for rank in started]
 
 
 def test_rules_give_the_numbers_of_c():

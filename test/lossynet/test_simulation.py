@@ -4,14 +4,15 @@ import subprocess
 
 import pytest
 
-from program import BUILD, ROOT
+from program import BUILD, ROOT, TIMEOUT
 
 pytestmark = pytest.mark.takes(60)
 
 
 def simulate(round_trip, lost, queue=1024, ranks=4, packet=256, rule="plain"):
     command = [BUILD / "round_trips", round_trip, lost, queue, ranks, packet, rule]
-    done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
+    done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT,
+                          check=True)
     words = done.stdout.split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}
 
@@ -61,7 +62,7 @@ def test_others_are_sent_to():
 
 def long_path(round_trip, queue, mib=32, ranks=4):
     command = [str(BUILD / "long_path"), str(round_trip), "1", str(queue), str(mib), str(ranks)]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT, check=True)
     words = done.stdout.split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}, done.stderr
 
@@ -87,7 +88,7 @@ def late_ranks(ranks, what, deadline, seed=1, carry=True, repair=False, lost=0):
     command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed), f"lost={lost}"]
     command += ["steps=40"] * (ranks == 64)
     command += ["carry"] * carry + ["repair"] * repair
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT, check=True)
     words = done.stdout.split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}
 
@@ -155,7 +156,7 @@ def test_random_stops_and_loss(carry, repair):
 
 def bad_paths(what, seed=1):
     done = subprocess.run([str(BUILD / "bad_paths"), what, str(seed)], cwd=ROOT, text=True, capture_output=True,
-                          timeout=300, check=True)
+                          timeout=TIMEOUT, check=True)
     words = done.stdout.split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}, done.stderr
 
@@ -163,7 +164,7 @@ def bad_paths(what, seed=1):
 def dark_links(ranks, share, seed=1):
     """What dark_links prints, and the shares of gradients and parameters that were lost."""
     command = [str(BUILD / "dark_links"), str(ranks), str(share), "0.2", str(seed)]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=600, check=True)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT, check=True)
     words = done.stdout.split()
     second = words.pop(words.index("lost") + 2)
     numbers = {name: float(value) for name, value in zip(words[::2], words[1::2])}
@@ -266,7 +267,8 @@ def test_a_stop_beside_short_steps(seed, carry):
     """No step of the others takes longer than 5 medians or 0.1 s, and few wait for a stop at all. What a real
     machine adds is left: its steps differ, and it averages and sends after the wait."""
     command = [str(BUILD / "late_ranks"), "4", "stop", "auto", str(seed), "compute=0.02", "steps=1000"]
-    done = subprocess.run(command + ["carry"] * carry, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
+    done = subprocess.run(command + ["carry"] * carry, cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT,
+                          check=True)
     words = done.stdout.split()
     got = {name: float(value) for name, value in zip(words[::2], words[1::2])}
     assert got["longest"] <= 4.4 and got["pace"] >= 0.95, got

@@ -6,13 +6,13 @@ import subprocess
 
 import pytest
 
-from program import BUILD, ROOT
+from program import BUILD, ROOT, TIMEOUT
 
 pytestmark = pytest.mark.takes(35)
 
 
 def run(log, *command):
-    return subprocess.run([str(part) for part in command], cwd=ROOT, text=True, timeout=600,
+    return subprocess.run([str(part) for part in command], cwd=ROOT, text=True, timeout=TIMEOUT,
                           env={**os.environ, "TSAN_OPTIONS": f"log_path={log}"},
                           capture_output=True, check=False)
 

@@ -11,6 +11,8 @@ import urllib.request
 
 import pytest
 
+from program import TIMEOUT
+
 
 # Checks whether keys can be read. The port is open earlier than that.
 ASK = """import sys, urllib.request
@@ -51,7 +53,7 @@ class Etcd:
              "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
              "--log-level", "error"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 60
+        end = time.monotonic() + TIMEOUT
         while not self.answers():
             assert self.process.poll() is None and time.monotonic() < end, "etcd does not start"
             time.sleep(0.05)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from program import BUILD, ROOT, environment_of, markov_files, succeed
+from program import BUILD, ROOT, TIMEOUT, environment_of, markov_files, succeed
 
 EMULATED = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]  # where Debian has libraries for aarch64
 MISSING = [name for name in ("aarch64-linux-gnu-g++", "qemu-aarch64") if not shutil.which(name)]
@@ -22,7 +22,7 @@ def emulate(program, *arguments):
     path = BUILD / "aarch64" / program
     assert path.exists(), f"no {path}: make aarch64"
     done = subprocess.run([*EMULATED, str(path), *map(str, arguments)], cwd=ROOT, text=True,
-                          env=environment_of(ENVIRONMENT), capture_output=True, timeout=300, check=False)
+                          env=environment_of(ENVIRONMENT), capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     return done.stdout
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from program import events, markov_files, run, start, succeed
+from program import TIMEOUT, events, markov_files, run, start, succeed
 
 pytestmark = pytest.mark.spread
 
@@ -162,7 +162,7 @@ def test_two_runs_do_not_share_a_folder(data, tmp_path):
     """The second run is refused as long as the first lives. A killed one keeps no lock."""
     first = start(*line(data, f"--out={tmp_path}", "--steps=1000000"))
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + TIMEOUT
         while not list(tmp_path.glob("checkpoint-*/trainer.json")):
             assert first.poll() is None and time.monotonic() < end
             time.sleep(0.02)

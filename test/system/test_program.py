@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from program import (PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
+from program import (PROGRAM, ROOT, SANITIZED, TIMEOUT, events, markov_files, markov_tokens, read_log,
                      run, run_apart, small_model, succeed, tensors, write_tokens)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
@@ -766,7 +766,7 @@ def test_usage_errors(data, arguments, said):
 def test_a_result_that_nobody_gets(arguments):
     """As where the disk is full to which it is written: no result is no success."""
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        done = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT,
                               check=False)
     assert done.returncode == 1 and "could be written to stdout" in done.stderr, done.stderr
 

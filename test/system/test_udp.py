@@ -512,9 +512,9 @@ class Running:
         return [event for event in found if event["event"] == "step"]
 
     def wait_for(self, count):
-        end = time.monotonic() + 60
+        end = time.monotonic() + TIMEOUT
         while len(self.steps()) < count:
-            assert time.monotonic() < end, f"{len(self.steps())} of {count} steps in a minute"
+            assert time.monotonic() < end, f"{len(self.steps())} of {count} steps"
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.02)
 
@@ -533,7 +533,7 @@ class Running:
 
 def test_a_slow_rank(hosts, data, tmp_path):
     """Two busy loops share one rank's core for a second. The run must not hang, and must recover."""
-    running = Running(hosts, data, tmp_path, steps=1500, val=None)
+    running = Running(hosts, data, tmp_path, steps=10 ** 6, val=None)
     pid, cores = running.pid(1), os.sched_getaffinity(0)
 
     def run_on(allowed):
@@ -552,14 +552,11 @@ def test_a_slow_rank(hosts, data, tmp_path):
             loop.kill()
             loop.wait()
     run_on(cores)
-    log = running.finish()
-    steps = steps_of(log)
-    lossy = [(e["step"], e["gradient_loss_rate"], e["parameter_loss_rate"]) for e in steps
-             if e["gradient_loss_rate"] + e["parameter_loss_rate"]]
-    print(lossy)
-    assert len(steps) == 1500
+    running.wait_for(len(running.steps()) + 200)
+    os.kill(pid, signal.SIGTERM)  # ends all ranks, with a checkpoint
+    lossy = [e["gradient_loss_rate"] + e["parameter_loss_rate"] > 0 for e in steps_of(running.finish())]
     # A busy machine may delay a packet for too long now and then, also without the loops.
-    assert len([step for step, _, _ in lossy if step >= 1450]) <= 3
+    assert sum(lossy[-100:]) <= 20, lossy
 
 
 def test_a_cut_of_three_seconds(hosts, data, tmp_path):

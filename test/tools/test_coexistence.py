@@ -158,7 +158,7 @@ def fetch(path, rate=100):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         done = subprocess.run([BUILD / "dev" / "coexistence" / "web_client", str(rate), "1", "3", path,
                                f"127.0.0.1:{server.server_port}"], text=True, capture_output=True,
-                              check=True, timeout=60)
+                              check=True, timeout=TIMEOUT)
         server.shutdown()
     return [line.split() for line in done.stdout.splitlines()]
 

@@ -96,7 +96,9 @@ class Script:
     def wait(self, what):
         end = time.monotonic() + TIMEOUT
         while not what():
-            assert time.monotonic() < end, [self.lines("started"), self.lines("signals")]
+            failed = (self.process.poll() or 0) > 0
+            assert time.monotonic() < end and (what() or not failed), [
+                self.lines("started"), self.lines("signals"), failed and self.process.communicate()]
             time.sleep(0.02)
 
     def left_nothing(self):

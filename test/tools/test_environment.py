@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from program import ROOT
+from program import ROOT, TIMEOUT
 
 SCRIPTS = sorted(path for folder in ("scripts", "scripts/sweeps", "data") for path in (ROOT / folder).glob("*.py")
                  if "__main__" in path.read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def test_nobody_reads(path):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, path, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True,
-                          timeout=60, check=False)
+                          timeout=TIMEOUT, check=False)
     os.close(writer)
     assert done.stderr == "", done.stderr
 
@@ -38,7 +38,7 @@ def test_nobody_reads(path):
 def interpreter(folder, packages):
     """A virtual environment's python3 with these packages alone, which do nothing."""
     folder.mkdir()
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=TIMEOUT)
     (place,) = (folder / "venv" / "lib").glob("python*/site-packages")
     for package, text in packages.items():
         (place / f"{package}.py").write_text(text, encoding="utf-8")
@@ -60,7 +60,7 @@ def export(run, python, *arguments):
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     environment.pop("PYTHONPATH", None)
     return subprocess.run([ROOT / "scripts" / "export.py", run, *arguments], env=environment, text=True,
-                          capture_output=True, timeout=60, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
 
 
 def test_an_environment_that_has_the_package(tmp_path):
@@ -88,7 +88,7 @@ def test_an_example_without_its_packages(tmp_path, path):
                       cwd=tmp_path).returncode == 0:
         pytest.skip("the system's Python has lossynet, which takes over")
     python = interpreter(tmp_path / "lacks", {})
-    done = subprocess.run([python, path], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = subprocess.run([python, path], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=ROOT)
     assert done.returncode == 1
     assert re.fullmatch(f"{path.name}: {python} lacks the Python packages .*lossynet: {python} -m pip install .* "
                         "./lossynet/python\n", done.stderr), done.stderr
@@ -103,7 +103,7 @@ def test_the_systems_python_takes_over(tmp_path):
     python = interpreter(tmp_path / "lacks", {})
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run([ROOT / "scripts" / "run_report.py", tmp_path], env=environment, text=True,
-                          capture_output=True, timeout=120, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr
     assert f"picture: {tmp_path}/report.png and report.svg" in done.stdout
     assert pathlib.Path(tmp_path / "report.svg").read_text(encoding="utf-8").count("<text") > 10

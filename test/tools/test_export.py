@@ -10,7 +10,7 @@ import time
 import pytest
 
 from packages import environment_with
-from program import ROOT, markov_files, read_log, succeed
+from program import ROOT, TIMEOUT, markov_files, read_log, succeed
 
 SCRIPT = ROOT / "scripts" / "export.py"
 READER = """
@@ -42,14 +42,14 @@ def train(tmp_path_factory):
 
 def export(*arguments, environment=None, code=0):
     done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], text=True, capture_output=True,
-                          env=environment, timeout=120, check=False)
+                          env=environment, timeout=TIMEOUT, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr
 
 
 def read(folder, environment):
     done = subprocess.run([sys.executable, "-c", READER, folder], text=True, capture_output=True, env=environment,
-                          timeout=120, check=True)
+                          timeout=TIMEOUT, check=True)
     return json.loads(done.stdout)
 
 
@@ -92,7 +92,7 @@ def test_tensorboard_follows_a_run(tensorboard, tmp_path):
         with open(log, "a", encoding="utf-8") as file:
             file.write(step(1, 4.0)[20:] + step(1, 4.0) + step(2, 3.0)
                        + '{"event": "sample", "step": 3, "text": "Once ü"}\n{"event": "end", "status": "complete"}\n')
-        assert process.wait(60) == 0
+        assert process.wait(TIMEOUT) == 0
     scalars, texts = read(tmp_path / "tb", tensorboard)
     assert [point[:2] for point in scalars["train/loss"]] == [[1, 5.0], [2, 4.0], [3, 3.0]]
     assert texts["sample"] == [[3, "Once ü"]]
@@ -136,7 +136,7 @@ def test_csv_into_a_pipe(run, tmp_path):
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
         export(run, "--csv", tmp_path / "pipe")
         assert (tmp_path / "pipe").is_fifo()
-        assert reader.communicate(timeout=60)[0] == (tmp_path / "run.csv").read_text(encoding="utf-8")
+        assert reader.communicate(timeout=TIMEOUT)[0] == (tmp_path / "run.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("arguments, code, said", [

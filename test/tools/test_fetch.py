@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from program import BUILD, ROOT
+from program import BUILD, ROOT, TIMEOUT
 
 pytestmark = pytest.mark.quick
 
@@ -80,7 +80,7 @@ def fetch(server, *arguments, script=SCRIPT, base=None, expect=0, **variables):
     done = subprocess.run(["/usr/bin/python3", str(script), *map(str, arguments)], cwd=ROOT,
                           env={"PATH": "/usr/bin:/bin", "FETCH_BASE_URL": base, "FETCH_PAUSE": "0",
                                "TOKENIZE": str(BUILD / "tokenize"), **variables},
-                          capture_output=True, text=True, timeout=60, check=False)
+                          capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     if expect == 1:  # beside what tokenize says of these texts
         said = [line for line in done.stderr.strip().splitlines() if not line.startswith("tokenize: ")]

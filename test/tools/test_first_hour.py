@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from program import BUILD, ROOT, events, succeed, write_tokens
+from program import BUILD, ROOT, TIMEOUT, events, succeed, write_tokens
 
 pytestmark = pytest.mark.takes(60)
 
@@ -56,7 +56,7 @@ def test_the_block_works_line_by_line(home):
         short = re.sub(r"--steps \d+", "--steps 2", line).replace("checkpoint-00000560", "checkpoint-00000002")
         short = short.replace("--warmup 56", "--warmup 1").replace("--model 1M", "--model 260K --eval-sequences 8")
         short = short.replace("--generate", "--tokens 8 --generate")
-        done = subprocess.run(short, shell=True, cwd=home, env=environment, text=True, capture_output=True, timeout=300,
+        done = subprocess.run(short, shell=True, cwd=home, env=environment, text=True, capture_output=True, timeout=TIMEOUT,
                               check=False)
         assert done.returncode == 0, f"{short}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     assert not lacks or lacks == ["etcd"] or lacks == ["mpirun"], lacks
@@ -135,11 +135,11 @@ HELPED = sorted(str(path.relative_to(ROOT)) for folder in ("scripts", "scripts/s
 def test_help_fits_a_terminal(program):
     path = ROOT / program if "/" in program else BUILD / program
     done = subprocess.run([path, "--help"], env={**os.environ, "COLUMNS": "80"}, text=True, capture_output=True,
-                          timeout=60, check=False)
+                          timeout=TIMEOUT, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert not [line for line in done.stdout.splitlines() if len(line) > 80]
     short = subprocess.run([path, "-h"], env={**os.environ, "COLUMNS": "80"}, text=True, capture_output=True,
-                           timeout=60, check=False)
+                           timeout=TIMEOUT, check=False)
     assert short.returncode == 0 and short.stdout == done.stdout, short.stderr
-    wrong = subprocess.run([path, "--no-such-option"], text=True, capture_output=True, timeout=60, check=False)
+    wrong = subprocess.run([path, "--no-such-option"], text=True, capture_output=True, timeout=TIMEOUT, check=False)
     assert wrong.returncode == 2 and wrong.stderr and "Traceback" not in wrong.stderr, wrong.stderr

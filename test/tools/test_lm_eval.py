@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from program import ROOT
+from program import ROOT, TIMEOUT
 
 SCRIPT = ROOT / "scripts" / "lm_eval.sh"
 
@@ -19,7 +19,7 @@ def make_model(tmp_path):
 
 
 def call(*arguments, code=0, **environment):
-    done = subprocess.run([SCRIPT, *map(str, arguments)], text=True, capture_output=True, check=False, timeout=60,
+    done = subprocess.run([SCRIPT, *map(str, arguments)], text=True, capture_output=True, check=False, timeout=TIMEOUT,
                           env={**os.environ, **{name: str(value) for name, value in environment.items()}})
     assert done.returncode == code, done.stdout + done.stderr
     return done

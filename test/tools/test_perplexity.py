@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from huggingface import ask, environment
-from program import BUILD, ROOT, environment_of, events, markov_tokens, run, succeed, write_tokens
+from program import BUILD, ROOT, TIMEOUT, environment_of, events, markov_tokens, run, succeed, write_tokens
 
 pytestmark = pytest.mark.xdist_group("transformers")
 
@@ -119,7 +119,7 @@ def script(*arguments, **environment):
     env = environment_of({"TRAIN_LLAMA2": str(BUILD / "train_llama2"),
                           "TOKENIZE": str(BUILD / "tokenize"), **environment})
     return subprocess.run([str(ROOT / "scripts" / "perplexity.sh"), *map(str, arguments)], env=env,
-                          text=True, capture_output=True, timeout=300, check=False)
+                          text=True, capture_output=True, timeout=TIMEOUT, check=False)
 
 
 def test_a_model_for_shorter_contexts(trained):

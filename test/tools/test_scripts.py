@@ -4,7 +4,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from program import BUILD, ROOT, environment_of, read_log, write_tokens
+from program import BUILD, ROOT, TIMEOUT, environment_of, read_log, write_tokens
 
 pytestmark = pytest.mark.takes(30)
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.takes(30)
 def call(*command, **environment):
     env = environment_of({"TRAIN_LLAMA2": str(BUILD / "train_llama2"), **environment})
     return subprocess.run([str(part) for part in command], cwd=ROOT, env=env, text=True,
-                          capture_output=True, timeout=600, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
 
 
 def test_quickstart_from_text_to_plot(tmp_path):

@@ -21,7 +21,7 @@ import zlib
 import numpy as np
 import pytest
 
-from program import BUILD, ROOT, environment_of, events, markov_files, planned_memory, succeed
+from program import BUILD, ROOT, TIMEOUT, environment_of, events, markov_files, planned_memory, succeed
 
 sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
@@ -83,7 +83,7 @@ def environment(**more):
 
 def sweep(*arguments, plots=False, **more):
     return subprocess.run(command(*arguments, plots=plots), cwd=ROOT, env=environment(**more), text=True,
-                          capture_output=True, timeout=900, check=False)
+                          capture_output=True, timeout=TIMEOUT, check=False)
 
 
 def write(path, text, data):
@@ -232,7 +232,7 @@ def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
                         "1", "--seq", "16", "--steps", "5", "--lr", "5e-3", "--train",
                         str(data / "train.bin"), "--val", str(data / "val.bin"), "--quiet",
                         "--wire-dtype", "float32", "--algorithm", algorithm, "--log", str(log)], cwd=ROOT,
-                       env=environment(OMP_NUM_THREADS="2"), check=True, timeout=120)
+                       env=environment(OMP_NUM_THREADS="2"), check=True, timeout=TIMEOUT)
         perplexities.add(events(log, "end")[0]["val_perplexity"])
     assert len(perplexities) == 1
 
@@ -253,14 +253,14 @@ def test_goes_on_after_kill_and_interrupt(data, tmp_path):
         process = subprocess.Popen(command(settings, "--out", out, "--jobs", "2"), cwd=ROOT,
                                    env=environment(), stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + TIMEOUT
         while not list(out.glob(f"runs/*/checkpoint-*{'1' if resumed else ''}0/trainer.json")):
             if time.monotonic() > deadline or process.poll() is not None:
                 break
             time.sleep(0.01)
         resumed += 1
         os.killpg(process.pid, number)
-        process.wait(timeout=60)
+        process.wait(timeout=TIMEOUT)
     last = sweep(settings, "--out", out, "--jobs", "2")
     assert last.returncode == 0, last.stderr
     assert list(out.glob("runs/*/log.jsonl"))
@@ -356,7 +356,7 @@ def test_a_sweep_that_is_carried(data, tmp_path):
 
     def call(*words):
         return subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, env=more, text=True,
-                              capture_output=True, timeout=300, check=False)
+                              capture_output=True, timeout=TIMEOUT, check=False)
     small, more["TRAIN_LLAMA2"] = more["TRAIN_LLAMA2"], "/bin/true"
     done = call(carry, "pack", settings, packed, "--most", 0.1)
     assert done.returncode == 1 and "expected at most 0.1; the largest is " in done.stderr
@@ -393,7 +393,7 @@ def test_kernel_makes_text_and_tokens(tmp_path):
             archive.addfile(entry, io.BytesIO(text))
     done = subprocess.run(["data/kernel.sh", str(tmp_path / "data"), "400"], cwd=ROOT, text=True,
                           env={**os.environ, "KERNEL": str(tmp_path / "archive"), "MEGABYTES": "0.2",
-                               "TOKENIZE": str(BUILD / "tokenize")}, capture_output=True, timeout=300, check=False)
+                               "TOKENIZE": str(BUILD / "tokenize")}, capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr
     order = sorted([*names, "linux/bad.c", "linux/long.c"], key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     text = (tmp_path / "data" / "train.txt").read_text()
@@ -417,7 +417,7 @@ def test_gcide_makes_text_and_tokens(tmp_path):
     done = subprocess.run(["data/gcide.sh", str(tmp_path / "data"), "400"], cwd=ROOT, text=True,
                           env={**os.environ, "GCIDE": str(tmp_path / "dictionary"),
                                "TOKENIZE": str(BUILD / "tokenize")}, capture_output=True,
-                          timeout=300, check=False)
+                          timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr
     held = (tmp_path / "data" / "val.txt").read_text().splitlines()
     kept = (tmp_path / "data" / "train.txt").read_text().splitlines()
@@ -711,7 +711,7 @@ def test_nobody_reads_what_it_says(data, tmp_path):
                                env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     said = process.stderr.read()
-    assert process.wait(timeout=900) in (0, 1) and "Traceback" not in said, said
+    assert process.wait(timeout=TIMEOUT) in (0, 1) and "Traceback" not in said, said
     assert len(results(tmp_path / "out" / "results.jsonl")) == 4
 
 

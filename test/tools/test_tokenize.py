@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from program import BUILD, ROOT, run
+from program import BUILD, ROOT, TIMEOUT, run
 
 pytestmark = pytest.mark.quick
 
@@ -43,7 +43,7 @@ def model(tmp_path_factory):
 
 def tokenize(model, *arguments, cwd, expect=0, **keywords):
     done = subprocess.run([str(TOKENIZE), "--tokenizer", str(model), *map(str, arguments)],
-                          cwd=cwd, timeout=300, check=False,
+                          cwd=cwd, timeout=TIMEOUT, check=False,
                           **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords})
     assert done.returncode == expect, done.stderr.decode()
     return (done.stdout if expect == 0 else done.stderr).decode()

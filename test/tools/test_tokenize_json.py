@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from packages import environment_with
-from program import ROOT
+from program import ROOT, TIMEOUT
 from test_fetch import fetch, make_server, table  # pylint: disable=unused-import
 
 SCRIPT = ROOT / "data" / "tokenize_json.py"
@@ -60,7 +60,7 @@ def save_tokenizer(path, vocabulary=0, begins=True):
 
 
 def tokenize(environment, *arguments, expect=0, **keywords):
-    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], env=environment, timeout=120,
+    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], env=environment, timeout=TIMEOUT,
                           check=False, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords})
     assert done.returncode == expect, (done.stdout, done.stderr)
     return (done.stderr if expect else done.stdout).decode()
@@ -199,7 +199,7 @@ def test_what_is_no_text_is_refused(environment, tmp_path, content, code):
     tokenizer = save_tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "text").write_bytes(content)
     done = subprocess.run([sys.executable, SCRIPT, "--tokenizer", tokenizer, "--input", tmp_path / "text", "--train",
-                           tmp_path / "t.bin"], env=environment, text=True, capture_output=True, timeout=120, check=False)
+                           tmp_path / "t.bin"], env=environment, text=True, capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == code and done.stderr.count("\n") == 1, done.stderr
     assert "no text in UTF-8" in done.stderr and (code == 0) == ("1 places are" in done.stderr)
     assert (tmp_path / "t.bin").exists() == (code == 0)

@@ -382,7 +382,8 @@ class Check:
         if not command:
             self.keep(task, NOT_POSSIBLE, task.why)
             return
-        limit = min(task.seconds, self.options.most, self.left())
+        # A processor that emulates a GPU may have much else to do.
+        limit = min(task.seconds * (20 if self.options.emulated else 1), self.options.most, self.left())
         status, output, took = self.attempt(task, command, limit)
         why = ""
         if task.ours and task.part != "build" and self.tells_more(task, status, output):
