@@ -19,10 +19,22 @@ def step(number, milliseconds=100.0, lost=0.1, **changes):
             "drift": 0.5, "drift_expected": None, "max_age": 7, **changes}
 
 
-def report(folder, events, tail=""):
+@pytest.fixture(scope="module")
+def run_report():
+    """The script as a module."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    yield importlib.import_module("run_report")
+    sys.path.remove(str(ROOT / "scripts"))
+
+
+def write_log(folder, events, tail=""):
     lines = [json.dumps(event) for event in
              ({"event": "run", "options": OPTIONS, "link": "udp", "ranks": 4}, *events)]
     (folder / "log.jsonl").write_text("\n".join(lines) + "\n" + tail, encoding="utf-8")
+
+
+def report(folder, events):
+    write_log(folder, events)
     return subprocess.run([sys.executable, ROOT / "scripts" / "run_report.py", folder], text=True, capture_output=True,
                           check=False)
 
@@ -46,41 +58,43 @@ def test_a_run_of_even_steps(tmp_path):
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_changes_are_told_once_each(tmp_path):
+def told(module, folder, events, tail=""):
+    """What is printed, without a picture."""
+    write_log(folder, events, tail)
+    return "\n".join(module.summary(folder, module.read(folder))) + "\n"
+
+
+def test_changes_are_told_once_each(run_report, tmp_path):
     """Steps 82 to 141 are slow, and gradients are lost from step 122 on. Each change is reported once."""
-    done = report(tmp_path, [step(i, 300 if 81 <= i <= 140 else 100, 0.3 if i > 120 else 0.1, stragglers=int(i == 90))
-                             for i in range(200)])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("Changes:\n")[1].split("\n\n")[0].splitlines() == [
+    said = told(run_report, tmp_path, [step(i, 300 if 81 <= i <= 140 else 100, 0.3 if i > 120 else 0.1,
+                                            stragglers=int(i == 90)) for i in range(200)])
+    assert said.split("Changes:\n")[1].split("\n\n")[0].splitlines() == [
         "  from step 82      median step time rose from 100 ms to 300 ms",
         "  from step 122     lost gradients rose from 10.0% to 30.0%",
         "  from step 142     median step time fell back to 100 ms"]
-    assert "goes on, or was killed" in done.stdout and "network     1 stragglers" in done.stdout
+    assert "goes on, or was killed" in said and "network     1 stragglers" in said
 
 
-def test_one_slow_step_is_named(tmp_path):
-    done = report(tmp_path, [step(i, 607 if i == 33 else 108) for i in range(60)])
-    assert "the longest, step 34, took 607 ms" in done.stdout and "Changes" not in done.stdout
+def test_one_slow_step_is_named(run_report, tmp_path):
+    said = told(run_report, tmp_path, [step(i, 607 if i == 33 else 108) for i in range(60)])
+    assert "the longest, step 34, took 607 ms" in said and "Changes" not in said
 
 
-def test_a_run_that_goes_on_and_one_that_was_resumed(tmp_path):
+def test_a_run_that_goes_on_and_one_that_was_resumed(run_report, tmp_path):
     """The last line of the log may be cut short. Steps that were repeated count once."""
-    done = report(tmp_path, [step(0), step(1, 900.0), step(1), step(2)], tail='{"event":"step","st')
-    assert done.returncode == 0, done.stderr
-    assert ": 3 of 200 steps" in done.stdout and "900" not in done.stdout
+    said = told(run_report, tmp_path, [step(0), step(1, 900.0), step(1), step(2)], tail='{"event":"step","st')
+    assert ": 3 of 200 steps" in said and "900" not in said
 
 
-def test_a_log_that_begins_late(tmp_path):
+def test_a_log_that_begins_late(run_report, tmp_path):
     """As where the log was lost before the run went on."""
-    assert "loss        4.950 in step 6, where the log begins, 4.940 in the last" in report(tmp_path, [step(5), step(6)]).stdout
+    assert "loss        4.950 in step 6, where the log begins, 4.940 in the last" in told(run_report, tmp_path, [step(5), step(6)])
 
 
-def test_a_short_run_has_points_to_draw(tmp_path, monkeypatch):
+def test_a_short_run_has_points_to_draw(run_report, tmp_path):
     """Two means of 20 steps each would be a straight line."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    run_report = importlib.import_module("run_report")
     pytest.importorskip("matplotlib")
-    report(tmp_path, [step(i) for i in range(40)])
+    write_log(tmp_path, [step(i) for i in range(40)])
     figure = run_report.draw(run_report.read(tmp_path))
     assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [40, 10]
 
@@ -190,9 +204,8 @@ def with_gaps(field, missing):
             without({"event": "links", "lost": [[0, None], [0.1, 0]]}), without({"event": "end", "status": "complete"})]
 
 
-def test_numbers_that_are_missing(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    run_report, run_compare = (importlib.import_module(name) for name in ("run_report", "run_compare"))
+def test_numbers_that_are_missing(run_report, tmp_path):
+    run_compare = run_report.run_compare
     for field in [*FIELDS, "all"]:
         for missing in ("null", "absent"):
             events = [{"event": "run", "options": OPTIONS}, *with_gaps(field, missing)]
@@ -221,11 +234,9 @@ def test_a_line_of_another_kind(tmp_path, event):
     assert re.fullmatch(r"run_report.py: .*: a line of the log is not as train_llama2 writes it: .*\n", done.stderr)
 
 
-def test_a_fault_of_the_picture_is_not_one_of_the_log(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    run_report = importlib.import_module("run_report")
+def test_a_fault_of_the_picture_is_not_one_of_the_log(run_report, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    report(tmp_path, [step(i) for i in range(40)])
+    write_log(tmp_path, [step(i) for i in range(40)])
     monkeypatch.setattr(sys, "argv", ["run_report.py", str(tmp_path)])
     monkeypatch.setattr(run_report, "save", lambda *_: int("no number"))
     with pytest.raises(ValueError, match="no number"):
@@ -255,7 +266,7 @@ def test_a_long_run_takes_little_memory(tmp_path):
     kilobytes = []
     for steps in (100, 40000):
         more = {f"number{i}": i + 0.5 for i in range(14)}
-        report(tmp_path, [step(0)])
+        write_log(tmp_path, [step(0)])
         first = (tmp_path / "log.jsonl").read_text().splitlines()[0]
         (tmp_path / "log.jsonl").write_text("\n".join([first, *(json.dumps(step(i, **more)) for i in range(steps))]) + "\n")
         done = subprocess.run([sys.executable, "-c", MEMORY, ROOT / "scripts" / "run_report.py", tmp_path], text=True,
