@@ -80,6 +80,17 @@ static lossynet_status check_sizes(const struct lossynet_settings *settings) {
             !make_up(settings->shard_elements + first, settings->workers, size))
             return ln_refuse("bucket %d: expected shards of %zu elements in all", b, size);
     }
+    if (settings->tensor_count < 0 || (settings->tensor_count && !settings->tensors))
+        return ln_refuse("tensors %d: expected 0 or more, and where they lie",
+                         settings->tensor_count);
+    for (int t = 0; t < settings->tensor_count; t++) {
+        const struct lossynet_tensor *tensor = &settings->tensors[t];
+        if (tensor->name && tensor->first <= elements && tensor->count <= elements - tensor->first)
+            continue;
+        return ln_refuse(
+            "tensor %s: %zu elements from %zu: expected a name, and a part of the vector of %zu",
+            tensor->name ? tensor->name : "without a name", tensor->count, tensor->first, elements);
+    }
     if (settings->packet_bytes % sizeof(float) || settings->packet_bytes > 1u << 30)
         return ln_refuse(
             "packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "

@@ -453,6 +453,18 @@ static void test_names_that_no_tensor_has(void **state) {
     assert_int_equal(lossynet_check(&world, &s), LOSSYNET_OK); /* names are not known yet */
     assert_int_equal(lossynet_open(&world, &s, &comm), LOSSYNET_INVALID);
     assert_non_null(strstr(said, "loss-at: 'a': expected a list of tensors"));
+    const struct lossynet_tensor outside[] = {
+        {"a", 2 * BUCKET - 1, 2}, {"a", SIZE_MAX, 1}, {"a", 1, SIZE_MAX}, {NULL, 0, 1}};
+    for (int i = 0; i < 4; i++) {
+        s.tensors = outside + i, s.tensor_count = 1;
+        assert_int_equal(lossynet_open(&world, &s, &comm), LOSSYNET_INVALID);
+        assert_non_null(strstr(said, "expected a name, and a part of the vector of"));
+    }
+    s.tensors = NULL;
+    for (s.tensor_count = -1; s.tensor_count <= 1; s.tensor_count += 2) {
+        assert_int_equal(lossynet_open(&world, &s, &comm), LOSSYNET_INVALID);
+        assert_non_null(strstr(said, "expected 0 or more, and where they lie"));
+    }
 }
 
 /* ---- estimators ---- */
