@@ -38,7 +38,8 @@
  *
  * Errors: functions return a status. The first function to see an error logs one line
  * (settings.log). The library never exits. Threads: only one thread at a time may call the library,
- * unless a function says otherwise. "Collective": every rank must make the same call.
+ * unless a function says otherwise. "Collective": every rank must make the same call. Processes: after a
+ * process has opened a comm, a child that it forks must not use the library, since OpenMP's threads stay behind.
  */
 #ifndef LOSSYNET_H
 #define LOSSYNET_H
