@@ -402,6 +402,24 @@ def set_element(inner, rank):
         inner[2].weight[3, 2] = 1
 
 
+def set_element_by_data(inner, rank):
+    if rank == 1:
+        inner[2].weight.data[3, 2] = 1
+
+
+@refused
+def written_before_backward(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = loss_of(model, step, rank)
+        if step == 4:
+            set_element_by_data(inner, rank)
+        loss.backward()
+        optimizer.step()
+
+
 @torch.no_grad()
 def swap_to_evaluate(inner, rank):
     """On rank 0, and back."""
@@ -429,6 +447,29 @@ def halve_mean_on(who):
         if rank == who:
             inner.norm.running_mean.mul_(0.5)
     return change
+
+
+def fill_data_on(ranks):
+    def change(inner, rank):
+        if rank in ranks:
+            inner.norm.running_mean.data.fill_(0.5)
+    return change
+
+
+def clear_state_on(ranks):
+    """Of the moments."""
+    def case(make, rank):
+        inner = net()
+        model, optimizer = make(inner, ADAMW, lr=1e-2)
+        for step in range(6):
+            loop(model, optimizer, rank, steps=1)
+            if step == 3 and rank in ranks:
+                optimizer.state.clear()
+            if step == 4 and rank in ranks:
+                for state in optimizer.state.values():
+                    state["exp_avg"].zero_()
+        return result(inner)
+    return case
 
 
 @torch.no_grad()
@@ -541,6 +582,10 @@ TABLE = {
     "grad = None on rank 1": written(drop_on_1, True), "evaluates other weights": written(swap_to_evaluate),
     "buffer on rank 0": written(halve_mean_on(0), build=lambda: Noisy(0)),
     "buffer on rank 1": written(halve_mean_on(1), build=lambda: Noisy(0)),
+    "buffer's .data on rank 0": written(fill_data_on({0}), build=lambda: Noisy(0)),
+    "buffer's .data": written(fill_data_on({0, 1}), build=lambda: Noisy(0)),
+    "element by .data": written(set_element_by_data, True), "element before backward": written_before_backward,
+    "state": clear_state_on({0, 1}), "state on rank 0": clear_state_on({0}), "state on rank 1": clear_state_on({1}),
     "passes without gradients": written(pass_of_training, True, lambda: Noisy(0)),
     "statistics reset": written(lambda inner, _: inner.norm.reset_running_stats(), build=lambda: Noisy(0)),
     "autograd.grad": without_backward(False), "autograd.grad alike": without_backward(True), "two tasks": two_tasks,

@@ -16,6 +16,8 @@ from .comm import Comm
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # each averages, too
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CHECKED_STEPS = 2  # in so many first steps contents tell what the script changes; later versions do
+_BLOCK = 1024  # elements whose sum is compared
+_SAMPLE = 16384  # elements of a buffer, at most, that tell whether it has changed
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -137,23 +139,34 @@ def same_model(gather: Callable[[bytes], list[bytes]], rank: int, every: Named) 
                                 "and types on all ranks")
 
 
-def same_values(comm: Comm, every: list[tuple[str, torch.Tensor | None]]) -> None:
+def total(tensors: Named) -> int:
+    """A sum of all bits, which is the same where ranks have the same."""
+    result = 0
+    for _, tensor in tensors:
+        content = _bytes(tensor).cpu().numpy()
+        whole = len(content) // 8 * 8
+        result += int(np.add.reduce(content[:whole].view(np.uint64))) + zlib.crc32(content[whole:])
+    return result % 2**52  # a float64 holds that
+
+
+def same_values(comm: Comm, every: Named) -> None:
     """Raises RuntimeError, on all ranks, if a rank has other values than rank 0, in more than the last bits: kinds of
     processors differ there. Collective."""
-    sums = comm.all_gather(np.array([_sums(tensor) for _, tensor in every]), "")
-    for rank, number in np.argwhere(np.abs(sums - sums[0]).max(axis=2) > 1e-5 * sums.max(axis=(0, 2))):
-        raise RuntimeError(f"lossynet: {every[number][0]} is not the same on rank {rank} as on rank 0: expected the "
-                           "script to write the same on all ranks; weights of one rank before ShardedOptimizer is "
+    sums = [_sums(tensor) for _, tensor in every]
+    of_ranks = comm.all_gather(np.concatenate(sums), "")
+    words = np.repeat(np.arange(len(every)), [len(each) for each in sums])
+    for rank, block in np.argwhere(np.abs(of_ranks - of_ranks[0]).max(axis=2) > 1e-5 * of_ranks.max(axis=(0, 2))):
+        raise RuntimeError(f"lossynet: {every[words[block]][0]} is not the same on rank {rank} as on rank 0: expected "
+                           "the script to write the same on all ranks; weights of one rank before ShardedOptimizer is "
                            "made, gradients of each rank by backward()")
 
 
-def _sums(tensor: torch.Tensor | None) -> tuple[float, float]:
-    """Of the elements, and as much as that of their magnitudes may be."""
-    if tensor is None:
-        return 0, 0
-    flat = tensor.detach().flatten()
-    norm = torch.linalg.vector_norm(flat, dtype=torch.float32).item()
-    return flat.sum(dtype=torch.float32).item(), norm * len(flat) ** 0.5
+def _sums(tensor: torch.Tensor) -> np.ndarray:
+    """Of blocks of elements: the sum, and as much as that of their magnitudes may be."""
+    flat = tensor.detach().flatten().float()
+    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % _BLOCK)).view(-1, _BLOCK)
+    norms = torch.linalg.vector_norm(blocks, dim=1) * _BLOCK ** 0.5
+    return torch.stack([blocks.sum(1), norms], 1).cpu().numpy()
 
 
 # ---- what is not trained: frozen parameters and buffers
@@ -188,13 +201,12 @@ class Others:
     def __init__(self, frozen: Named):
         self.parameters, self.hooks = frozen, []
         self._known = {id(p) for _, p in frozen}  # and what modules had when they were taken in
-        self.covered: set[torch.nn.Module] = set()
+        self.covered: dict[torch.nn.Module, None] = {}  # modules that were taken in
         self.moving = False  # a buffer has changed since the start, on any rank
-        self._modules: list[torch.nn.Module] = []  # that have buffers
-        self._facts: list[Any] = []
-        self._pending: dict[torch.nn.Module, list[tuple[torch.Tensor, int, torch.Tensor]]] = {}
-        self._seen: dict[torch.nn.Module, list[Any] | None] = {}  # versions of a module's buffers; None: it was trained
-        self.written = 0  # a checksum of buffers that the script has written since the last step
+        self._start = 0  # the buffers' checksum at the start
+        self._sums: dict[Any, tuple[Any, int]] = {}  # of a module's buffer: what it was like, and its checksum
+        self._arrived: dict[torch.nn.Module, list[tuple[torch.Tensor, Any, torch.Tensor]]] = {}  # until a pass
+        self.passes = self.seen = 0  # of models since the last step, and the checksums of their buffers before
 
     def cover(self, module: torch.nn.Module) -> Named:
         """Takes in a module. Returns what of it was not known."""
@@ -204,9 +216,7 @@ class Others:
         self.parameters += new
         self._known.update(id(p) for p in module.parameters() if not torch.nn.parameter.is_lazy(p))
         modules = [each for each in module.modules() if each not in self.covered]
-        self._modules += modules
-        self._seen.update((each, None) for each in modules if _buffers([each]))
-        self.covered.update(modules)
+        self.covered.update(dict.fromkeys(modules))
         return [*new, *(("buffer", buffer) for buffer in _buffers(modules))]
 
     def is_news(self, module: torch.nn.Module) -> bool:
@@ -219,7 +229,7 @@ class Others:
 
     def came_later(self) -> Iterator[torch.Tensor]:
         """Parameters that modules did not have when they were taken in."""
-        for module in self._modules:
+        for module in self.covered:
             yield from (p for p in module._parameters.values() if p is not None and self._is_new(p))
 
     def spread(self, comm: Comm, tensors: Named) -> None:
@@ -228,59 +238,61 @@ class Others:
             content = _bytes(tensor).cpu().numpy().copy()
             comm.spread_bytes(content)
             _write(tensor, torch.from_numpy(content))
-        self._facts = self._facts_of(True)
+        self._start = self._sum(self.covered)
+
+    def _sum(self, modules: Iterable[torch.nn.Module]) -> int:
+        """A checksum of their buffers: the last one where neither a version nor a sample has changed."""
+        total = 0
+        for module in modules:
+            for number, buffer in enumerate(_buffers([module])):
+                now = _state_of(buffer)
+                before, content = self._sums.get((module, number), (None, 0))
+                if now != before:
+                    content = checksum(buffer)
+                    self._sums[module, number] = now, content
+                total = zlib.crc32(content.to_bytes(4, "little"), total)
+        return total
 
     def may_move(self, steps: int) -> bool:
         """Whether ranks' buffers may differ; nothing is known of them before the end of the first step."""
-        return self.moving or (steps == 0 and bool(self._facts))
+        return self.moving or (steps == 0 and bool(_buffers(self.covered)))
 
-    def changed(self, contents: bool) -> bool:
-        """Whether a buffer has changed since the start. contents: looks at all elements, too."""
-        return self.moving or self._facts_of(contents) != [fact[:2 + contents] for fact in self._facts]
+    def changed(self) -> bool:
+        """Whether a buffer has changed since the start."""
+        return self.moving or self._sum(self.covered) != self._start
 
-    def _facts_of(self, contents: bool) -> list[Any]:
-        return [(id(b), b._version, *([checksum(b)] if contents else [])) for b in _buffers(self._modules)]
+    def show(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Buffers of modules become those that rank 0 has sent."""
+        for module in modules if self._arrived else ():
+            for buffer, before, content in self._arrived.pop(module, ()):
+                if _state_of(buffer) == before:  # the script has loaded no others
+                    _write(buffer, content)
 
-    def before_pass(self, module: torch.nn.Module, trains: bool) -> None:
-        """Buffers of a module become those that were sent. trains: the pass changes them as DistributedDataParallel
-        knows it."""
-        if not self._seen:
-            return
-        for each in module.modules() if is_wrapped(module) or is_compiled(module) else [module]:
-            if each in self._seen:
-                self._note(each)
-                for buffer, version, content in self._pending.pop(each, ()):
-                    if buffer._version == version:  # the script has loaded no others
-                        _write(buffer, content)
-                if trains:
-                    self._seen[each] = None
-
-    def note_all(self) -> None:
-        for module in self._seen:
-            self._note(module)
-
-    def _note(self, module: torch.nn.Module) -> None:
-        """Sees what a script, or a pass without gradients, has written into a module's buffers."""
-        buffers = _buffers([module])
-        now = [(id(b), b._version) for b in buffers]
-        if self._seen[module] not in (None, now):
-            self.written = zlib.crc32(b"".join(_bytes(b).cpu().numpy() for b in buffers), self.written)
-        self._seen[module] = now
+    def note(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Remembers what the buffers of a model are like before its pass."""
+        self.passes += 1
+        self.seen += self._sum(modules)
 
     def send(self, comm: Comm) -> None:
         """Rank 0's buffers leave for the other ranks, where ``show`` shows them. Collective."""
-        buffers = _buffers(self._modules)
+        buffers = _buffers(self.covered)
         if buffers:
             contents = [_bytes(b).cpu() for b in buffers]
             whole = torch.cat(contents).numpy()
             comm.spread_bytes(whole)
             parts = iter(torch.from_numpy(whole).split([part.numel() for part in contents]))
-            self._pending = {module: [(b, b._version, next(parts)) for b in _buffers([module])]
-                             for module in self._modules} if comm.rank else {}
+            self._arrived = {module: [(b, _state_of(b), next(parts)) for b in _buffers([module])]
+                             for module in self.covered} if comm.rank else {}
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """What is other if a script has written it; of a few elements of many without a trace this does not see."""
+    flat = _real(tensor).reshape(-1)
+    return id(tensor), tensor._version, checksum(flat[::1 + len(flat) // _SAMPLE])
 
 
 def _buffers(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
-    return [b for module in modules for b in module.buffers(recurse=False) if b.layout == torch.strided]
+    return [b for module in modules for b in module._buffers.values() if b is not None and b.layout == torch.strided]
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The state of a ShardedOptimizer: each rank's part, or the whole, to save and to go on from."""
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,18 @@ class Saved:
             count += len(group["params"])
         return {"state": state, "param_groups": groups}
 
+    def _facts_of_state(self) -> list[Any]:
+        return [(id(value), value._version) if torch.is_tensor(value) else value
+                for held in self.optimizer.state.values() for value in held.values()]
+
+    def _note_state(self) -> None:
+        """The optimizer has made its state."""
+        self._state_facts = self._facts_of_state()
+
+    def _state_written(self) -> float:
+        """Whether the script has changed the state; NaN: there is none."""
+        return float(self._facts_of_state() != self._state_facts) if self._state_facts else math.nan
+
     def _numbers(self) -> dict[int, int]:
         every = [p for group in self.param_groups for p in group["params"]]
         return {id(parameter): number for number, parameter in enumerate(every)}
@@ -83,6 +96,7 @@ class Saved:
         else:
             self._load_gathered(state_dict)
         self.state = self.optimizer.state
+        self._note_state()
         for shard, values, _ in self._masters:
             values.copy_(self._values[shard])
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):

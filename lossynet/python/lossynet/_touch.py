@@ -1,9 +1,9 @@
 """Notices when a script touches a tensor that is not what DistributedDataParallel would show.
 
 Between backward() and step() ``p.grad`` is this rank's gradient alone, a ``Sent``: whoever reads or changes it
-gets the average of all ranks. After step() parameters may still be arriving: their class is ``Arriving`` until a
-module waits for them, or somebody touches them. Both see every call of PyTorch's Python interface
-(``__torch_function__``), ``.data`` included.
+gets the average of all ranks. Outside forward passes parameters are ``Watched``: after step() they may still be
+arriving, so that whoever touches them waits, and who writes them is remembered. Both see every call of PyTorch's
+Python interface (``__torch_function__``), ``.data`` included.
 """
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _plainly(function: Any, args: Any, kwargs: Any) -> Any:
         return function(*args, **(kwargs or {}))
 
 
-class Arriving:
-    """A parameter's class until its values have arrived."""
+class Watched:
+    """A parameter's class outside its module's forward pass."""
     kind: type[torch.nn.Parameter]  # its class before
 
     @classmethod
@@ -55,7 +55,7 @@ class Arriving:
         if name in _FACTS:
             return _plainly(function, args, kwargs)
         for tensor in pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, Arriving):
+            if isinstance(tensor, Watched):
                 arrive(tensor, not torch.is_grad_enabled() or name in _MEMORY)
         return function(*args, **(kwargs or {}))
 
@@ -65,8 +65,8 @@ class Arriving:
 
 
 @functools.cache
-def arriving(kind: type) -> type:
-    return type(kind.__name__, (Arriving, kind), {"kind": kind, "__module__": kind.__module__})
+def watched(kind: type) -> type:
+    return type(kind.__name__, (Watched, kind), {"kind": kind, "__module__": kind.__module__})
 
 
 def arrive(parameter: Any, whole: bool) -> None:
@@ -74,8 +74,12 @@ def arrive(parameter: Any, whole: bool) -> None:
     owner = OWNERS.get(id(parameter))
     if owner is not None:
         owner._arrive(parameter, whole)
-    if isinstance(parameter, Arriving):  # a copy that nobody moves
-        parameter.__class__ = type(parameter).kind
+    plain(parameter)
+
+
+def plain(parameter: Any) -> None:
+    if isinstance(parameter, Watched):
+        parameter.__class__ = parameter.kind
 
 
 class Sent(torch.Tensor):

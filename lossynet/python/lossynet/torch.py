@@ -33,41 +33,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from . import _model, _state, _touch
+from ._layout import Entry, lay_out
 from ._library import LossynetError, NotFinite, get
 from .comm import Comm, Place, gather_at_start, meet, options
 from .rule import Rule
-
-
-class _Entry:
-    """A parameter and its place in the vector."""
-
-    def __init__(self, parameter: torch.nn.Parameter, name: str, bucket: int, offset: int):
-        self.parameter, self.name, self.bucket = parameter, name, bucket
-        self.place = slice(offset, offset + parameter.numel())
-        self.dtype, self.device, self.kind = parameter.dtype, parameter.device, type(parameter)
-        self.direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
-        self.words = f"parameter {name}" if name else f"a parameter of shape {tuple(parameter.shape)}"
-        self.final = False  # its gradient of this step is with the library
-        self.sent: torch.Tensor | None = None  # p.grad whose elements are in the vector
-        self.value: torch.Tensor  # its part of the vector of parameters, and of gradients
-        self.address = 0  # of the value
-        self.gradient: torch.Tensor
-        self.uses = 0  # of the value's memory
-        self.version = 0  # of the parameter, when it was last like the value
-        self.pieces: list[tuple[slice, torch.nn.Parameter, torch.Tensor]] = []  # what this rank owns: one or none, and
-        # the gradient of that
-
-    def check(self) -> None:
-        """Raises RuntimeError if the script has converted the parameter."""
-        now = self.parameter
-        if now.dtype != self.dtype or now.device != self.device or now.shape != self.value.shape or \
-                (self.direct and now.stride() != self.value.stride()) or self.value.data_ptr() != self.address:
-            raise RuntimeError(f"lossynet: {self.words} is {now.dtype} {tuple(now.shape)} on {now.device} with strides "
-                               f"{now.stride()} now: expected model.to(...) before ShardedOptimizer is made, and "
-                               "share_memory() of a copy")
 
 
 class _Said(NamedTuple):
@@ -77,8 +49,24 @@ class _Said(NamedTuple):
     moving: bool  # a buffer has changed on any rank
     looking: bool  # a rank needs the averages of all gradients
     writing: bool  # a rank's script may have written parameters
-    other: int  # the first rank whose groups have other numbers, such as lr, than those of rank 0; 0: none
-    apart: int  # the first rank whose script has written other buffers than that of rank 0; 0: none
+
+
+class _Root:
+    """A module within no other that was called."""
+
+    def __init__(self, module: torch.nn.Module):
+        self.modules = list(module.modules())
+        self.whole = any(_model.is_wrapped(each) or _model.is_compiled(each) for each in self.modules)
+        self.syncs = True  # the next forward pass takes rank 0's buffers
+        self.step = -1  # of its last pass with gradients
+
+
+_APART = (  # what a script has changed, and not alike on all ranks
+    "param_groups of rank {} have another lr, or other settings, than those of rank 0: expected the same on all ranks; "
+    "where a schedule follows a loss, its mean: optimizer.comm.all_gather(numpy.array([loss])).mean()",
+    "buffers of rank {} were written, and not as on rank 0, since the last step(): expected the same on all ranks, and "
+    "model.eval() before forward passes without gradients",
+    "optimizer.state was written on rank {}, or on other ranks and not there: expected the same on all ranks")
 
 
 class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
@@ -118,11 +106,12 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if shard not in ("element", "parameter"):
             raise ValueError(f'lossynet: shard={shard!r}: expected "element" or "parameter"')
         whole, place = shard == "parameter", Place.of(rank, ranks, address)
-        _model.check_parameters([(name, p) for group in self.param_groups for name, p in zip(
-            group.get("param_names", itertools.repeat("")), group["params"]) if p.requires_grad])
+        names = {id(p): name for group in self.param_groups
+                 for p, name in zip(group["params"], group.get("param_names", ()))}
+        _model.check_parameters([(names.get(id(p), ""), p) for p in every if p.requires_grad])
         self._state_names = _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole)
-        buckets, shards = self._lay_out(buckets, int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
-        self._entries, sizes = self._entries_of(buckets)
+        self._entries, sizes, shards = lay_out([p for p in every if p.requires_grad], names, buckets,
+                                               int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
         self._of = {id(entry.parameter): entry for entry in self._entries}
         self._frozen = [p for p in every if id(p) not in self._of]
         self._groups = [list(map(id, group["params"])) for group in self.param_groups]
@@ -136,8 +125,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         except LossynetError:
             get("rendezvous_close", world)
             raise
-        names = {entry.name or f"{number}": entry.place for number, entry in enumerate(self._entries)}
-        self.comm = Comm(sizes, world=world, rule=rule, tensors=names, shards=shards, **given)
+        tensors = {entry.name or f"{number}": entry.place for number, entry in enumerate(self._entries)}
+        self.comm = Comm(sizes, world=world, rule=rule, tensors=tensors, shards=shards, **given)
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
         self._process = os.getpid()
@@ -149,25 +138,24 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._norm, self._report = 0.0, {}
         self._not_finite: NotFinite | None = None  # what no receiver took in this step
         self._unsent = False  # the last gradients came within no_sync()
-        self._sending = self._watches = False  # parameters, while the script goes on; it may write them without a trace
+        self._sending = self._may_write = False  # parameters, while the script goes on; it may write them unseen
         self._equal = not (rule or float(self.comm.option("look_ahead"))  # replicas, as long as nothing is lost
                            or self.comm.option("wire_dtype") != "float32")
         self._sum: int | None = None  # of the parameters as the last of the first steps left them
         self._next = 0  # the first bucket that has not been sent in this step
         self._of_bucket = [[entry for entry in self._entries if entry.bucket == each] for each in range(len(sizes))]
         self._arriving = [False] * len(sizes)
-        self._hooked = self._overlaps = False  # a module has called hooks since the last step; before it
-        self._modules: dict[torch.nn.Module, list[int]] = {}  # the buckets that a module waits for
-        # Modules within no other that was called, and whether the next forward pass takes rank 0's buffers.
-        self._roots: dict[torch.nn.Module, bool] = {}
-        self._inside: set[torch.nn.Module] = set()  # and all of their parts
-        self._passed: set[torch.nn.Module] = set()  # those that have made a pass since step() sent buffers
-        self._hooks = [register_module_forward_pre_hook(self._before_forward)]
+        self._hooked = -2  # the step in which a module has called hooks
+        self._overlaps = False
+        self._roots: dict[torch.nn.Module, _Root | None] = {}  # modules that were called, or lie within one
+        self._hooks = [register_module_forward_pre_hook(self._before_forward),
+                       register_module_forward_hook(self._after_forward)]
         for entry in self._entries:
             self._hooks += (entry.parameter.register_hook(functools.partial(self._gradient_comes, entry)),
                             entry.parameter.register_post_accumulate_grad_hook(self._gradient_final))
             _touch.OWNERS[id(entry.parameter)] = self
         self.state = self.optimizer.state
+        self._note_state()
         self._others.spread(self.comm, self._others.parameters)
         if model is not None:
             self._cover(model)
@@ -183,44 +171,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self.optimizer.state = _state.OfPieces(dict, value)
 
     # ---- construction
-
-    def _lay_out(self, buckets: list[list[torch.nn.Parameter]] | None,
-                 most: int, owners: int) -> tuple[list[list[torch.nn.Parameter]], list[list[int]] | None]:
-        """Puts all parameters that are trained into buckets; backward finishes the last ones first. owners: of whole
-        parameters, which lie in order of ranks then. Returns the elements that they own of each bucket, too."""
-        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        if buckets is None:
-            buckets = [[]]
-            for parameter in reversed(trained):
-                if buckets[-1] and sum(p.numel() for p in buckets[-1]) + parameter.numel() > most:
-                    buckets.append([])
-                buckets[-1].append(parameter)
-        listed = [id(p) for bucket in buckets for p in bucket]
-        if sorted(listed) != sorted(map(id, trained)) or not trained or not all(buckets):
-            raise ValueError(f"lossynet: buckets list {len(listed)} parameters: expected each of the "
-                             f"{len(trained)} that require a gradient once, and none empty")
-        if not owners:
-            return buckets, None
-        owner, owned, shards = {}, [0] * owners, []
-        for parameter in sorted(trained, key=lambda p: -p.numel()):
-            owner[id(parameter)] = least = owned.index(min(owned))
-            owned[least] += parameter.numel()
-        buckets = [sorted(bucket, key=lambda p: owner[id(p)]) for bucket in buckets]
-        for bucket in buckets:
-            shards.append([sum(p.numel() for p in bucket if owner[id(p)] == rank) for rank in range(owners)])
-        return buckets, shards
-
-    def _entries_of(self, buckets: list[list[torch.nn.Parameter]]) -> tuple[list[_Entry], list[int]]:
-        """The places of all parameters in one vector, and the elements of each bucket."""
-        names: dict[int, str] = {}
-        for group in self.param_groups:
-            names.update(zip(map(id, group["params"]), group.get("param_names", [])))
-        entries, offset = [], 0
-        for number, bucket in enumerate(buckets):
-            for parameter in bucket:
-                entries.append(_Entry(parameter, names.get(id(parameter), ""), number, offset))
-                offset += parameter.numel()
-        return entries, [sum(p.numel() for p in bucket) for bucket in buckets]
 
     def _take_memory(self, elements: int) -> None:
         devices = {entry.parameter.device for entry in self._entries} - {torch.device("cpu")}
@@ -292,7 +242,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         finally:
             self._sync = before
 
-    def _gradient_comes(self, entry: _Entry, _gradient: torch.Tensor) -> None:
+    def _gradient_comes(self, entry: Entry, _gradient: torch.Tensor) -> None:
         """Autograd calls this before it adds to a parameter's gradient. If that has left already, it becomes the
         average of all ranks, as DistributedDataParallel leaves it."""
         if entry.final:
@@ -304,6 +254,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _gradient_final(self, parameter: torch.nn.Parameter) -> None:
         """Autograd calls this when it has added a parameter's gradient."""
         entry = self._of[id(parameter)]
+        _touch.plain(parameter)
         if parameter.grad.is_sparse:
             raise RuntimeError(f"lossynet: {entry.words} has a sparse gradient: expected a dense one: sparse=False "
                                "in nn.Embedding")
@@ -321,6 +272,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         entry.sent = parameter.grad
         if entry.final:
             self._send(wait=False)
+        if self._hooked == self.steps:
+            parameter.__class__ = _touch.watched(entry.kind)
 
     def _touched(self, gradient: _touch.Sent) -> torch.Tensor:
         """A script uses p.grad: from now on it is the average of all ranks. Returns it."""
@@ -337,7 +290,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         return parameter.grad
 
     @torch.no_grad()
-    def _collect(self, entry: _Entry) -> None:
+    def _collect(self, entry: Entry) -> None:
         """Puts a gradient into the vector; nothing has come: zeros."""
         gradient = entry.parameter.grad
         if gradient is None:
@@ -388,16 +341,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._watch(False)
         self._check_script()
         said = self._gradients_of_step()
-        if said.other:
-            raise RuntimeError(f"lossynet: param_groups of rank {said.other} have another lr, or other settings, than "
-                               "those of rank 0: expected the same on all ranks; where a schedule follows a loss, its "
-                               "mean: optimizer.comm.all_gather(numpy.array([loss])).mean()")
-        if said.apart:
-            raise RuntimeError(f"lossynet: buffers of rank {said.apart} were written, and not as on rank 0, since the "
-                               "last step(): expected the same on all ranks, and model.eval() before forward passes "
-                               "without gradients")
         norm = math.sqrt(said.squares)
         failed = said.used.any() and (self._not_finite or not math.isfinite(norm))
         self._end_gradients(keep=not failed)
@@ -408,16 +354,17 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._norm = self.comm.norm = norm
         self._adopt()
         if self._equal and (said.writing or self._report.get("drift")):
-            _model.same_values(self.comm, [(entry.words, entry.value) for entry in self._entries])
+            totals = self.comm.all_gather(np.array([_model.total([("", self._values)])]), "")
+            if (totals != totals[0]).any():
+                _model.same_values(self.comm, [(entry.words, entry.value) for entry in self._entries])
         if self._sum is not None and self._sum != _model.checksum(self._values):
             self._overlap = False  # the script writes parameters outside step(), perhaps while they would be sent
         self._sum = None
         self._update(norm, said.used)
         self._others.moving |= said.moving
-        self._others.written = 0
+        self._others.passes = self._others.seen = 0
         if self._others.moving:
             self._others.send(self.comm)
-        self._passed.clear()
         self._broadcasting = True
         self.steps += 1
         self._begin_broadcast()
@@ -458,10 +405,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 self._collect(entry)
         if self._stream:
             self._stream.synchronize()
-        said = self._exchange(functools.partial(self.comm.all_gather, name=f"step() {self.steps}, after p.grad"))
-        _model.same_values(self.comm, [("the gradient of " + entry.words, entry.parameter.grad)
-                                       for entry in self._entries])
-        return said
+        return self._exchange(functools.partial(self.comm.all_gather, name=f"step() {self.steps}, after p.grad"),
+                              written=True)
 
     def _end_gradients(self, keep: bool) -> None:
         """p.grad is then of no use: whoever uses it, or adds to it, is told so. keep: it was that of a step."""
@@ -477,23 +422,35 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     # ---- what ranks tell each other
 
-    def _exchange(self, function: Callable[[np.ndarray], np.ndarray], looks: bool = False) -> _Said:
-        """All ranks say what their gradients are like. looks: this one needs the averages of all."""
+    def _exchange(self, function: Callable[[np.ndarray], np.ndarray], looks: bool = False,
+                  written: bool = False) -> _Said:
+        """All ranks say what their gradients are like, and what their scripts have changed. RuntimeError, on all
+        ranks: that is not the same. looks: this one needs the averages of all. written: p.grad is the script's."""
         squares = sum(torch.linalg.vector_norm(self._gradients[shard]).item() ** 2 for shard in self._owned)
-        first = self.steps < _model.CHECKED_STEPS
-        writes = first or self._watches or any(entry.direct and entry.parameter._version != entry.version
-                                               for entry in self._entries)
-        self._others.note_all()
-        bits = [looks, self._others.changed(first), writes,
-                *(entry.parameter.grad is not None for entry in self._entries)]
+        writes = self.steps < _model.CHECKED_STEPS or self._may_write or any(
+            entry.direct and entry.parameter._version != entry.version for entry in self._entries)
+        bits = np.packbits([looks, self._others.changed(), writes,
+                            *(entry.parameter.grad is not None for entry in self._entries)])
         numbers = [[value.tolist() if torch.is_tensor(value) else value for value in _model.settings(group).values()
                     if isinstance(value, (int, float, tuple, torch.Tensor))] for group in self.param_groups]
-        given = np.float64([squares, zlib.crc32(repr(numbers).encode()), self._others.written]).view(np.uint8)
-        every = function(np.concatenate([given, np.packbits(bits)]))
-        squares, *checks = every[:, :24].copy().view(np.float64).T
-        looking, moving, writing, *used = np.unpackbits(every[:, 24:], axis=1, count=len(bits)).any(axis=0)
-        return _Said(squares.sum(), np.array(used), moving, looking, writing,
-                     *(int(np.argmax(each != each[0])) for each in checks))
+        gradients = [("the gradient of " + entry.words,
+                      torch.zeros_like(entry.value) if entry.parameter.grad is None else entry.parameter.grad)
+                     for entry in self._entries] if written else []
+        given = np.float64([squares, self._others.passes, _model.total(gradients), zlib.crc32(repr(numbers).encode()),
+                            self._others.seen, self._state_written()]).view(np.uint8)
+        every = function(np.concatenate([given, bits]))
+        squares, passes, totals, *checks = every[:, :len(given)].copy().view(np.float64).T
+        checks[1][passes != passes[0]] = np.nan  # nothing to say
+        for values, words in zip(checks, _APART):
+            said = np.flatnonzero(~np.isnan(values))
+            apart = [rank for rank in said if values[rank] != values[said[0]]]
+            if apart:
+                raise RuntimeError("lossynet: " + words.format(apart[0]))
+        if (totals != totals[0]).any():
+            _model.same_values(self.comm, gradients)
+        looking, moving, writing, *used = np.unpackbits(every[:, len(given):], axis=1,
+                                                        count=3 + len(self._entries)).any(axis=0)
+        return _Said(squares.sum(), np.array(used), moving, looking, writing)
 
     def _reduce(self, name: str, looks: bool = False) -> _Said:
         """Ends the gradient phase. Collective."""
@@ -523,7 +480,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _average(self) -> None:
         """Gradients become the average of all ranks, on every rank, as DistributedDataParallel leaves them."""
+        self._watch(False)
         self._share_gradients(self._reduce(f"p.grad of step {self.steps}, or another backward()", True).used)
+        self._watch(True)
 
     @torch.no_grad()
     def _share_gradients(self, used: np.ndarray) -> None:
@@ -549,7 +508,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             if entry.direct and parameter.data_ptr() != entry.value.data_ptr():
                 entry.value.copy_(parameter)
                 parameter.data = entry.value
-            elif not entry.direct and (entry.device.type == "cpu" or parameter._version != entry.version):
+            elif not entry.direct and (
+                    entry.device.type == "cpu" or self._may_write or parameter._version != entry.version):
                 if loads:
                     entry.value.copy_(parameter)
                 elif not torch.equal(parameter.to("cpu"), entry.value.to(entry.dtype)):
@@ -561,20 +521,24 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _begin_broadcast(self) -> None:
         self.comm.broadcast_begin(self._values)
         self._arriving = [True] * len(self._arriving)
-        checks = self.steps <= _model.CHECKED_STEPS
+        checks, hooked = self.steps <= _model.CHECKED_STEPS, self._hooked == self.steps - 1
         # Nobody sees that a script reads memory which it has kept, such as p.data or model.state_dict().
         kept = any(entry.direct and _uses(entry.value) > entry.uses for entry in self._entries)
-        self._overlaps, self._hooked = self._overlap and self._hooked and not kept and not checks, False
-        self._watches = kept or not self._overlap
+        self._overlaps = self._sending = self._overlap and hooked and not kept and not checks
+        self._may_write = kept or not (self._overlap or self._stream)
         for entry in filter(lambda each: each.direct, self._entries):
             entry.version = entry.parameter._version
         if not self._overlaps:  # no module waits for parameters
             self._end_broadcast()
             self._sum = _model.checksum(self._values) if checks else None
-            return
-        self._sending = True
+        self._watch(True)
+
+    def _watch(self, on: bool) -> None:
+        """From now on the package sees who touches parameters, or does not; where modules call hooks, so that
+        forward passes find plain ones."""
         for entry in self._entries:
-            entry.parameter.__class__ = _touch.arriving(entry.kind)
+            entry.parameter.__class__ = _touch.watched(entry.kind) if on and self._hooked >= self.steps - 1 else \
+                entry.kind
 
     def _end_broadcast(self) -> None:
         """Waits for all parameters."""
@@ -607,6 +571,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             for _, piece, gradient in entry.pieces:  # where no rank has a gradient the optimizer leaves it alone
                 piece.grad = gradient if each else None
         self.optimizer.step()
+        self._note_state()
         for shard, values, _ in self._masters:
             _bring(values, self._values[shard])
         if lead:  # old + (1 + lead) (new - old)
@@ -620,34 +585,41 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Every module calls this before its forward pass: waits for the module's own parameters."""
         if torch.compiler.is_compiling():
             return
-        buckets = self._modules.get(module)
-        if buckets is None:
-            buckets = self._meet(module)
+        inner = getattr(module, "_orig_mod", module)
+        if inner not in self._roots:
+            self._meet(inner)
+        root = self._roots.get(inner)
         if torch._C._functorch.peek_interpreter_stack() is not None:  # parameters are wrapped
             self._end_broadcast()
-        root = getattr(module, "_orig_mod", module)
-        if root in self._roots:
-            self._sync_buffers(root)
-        self._others.before_pass(module, torch.is_grad_enabled())
-        if not buckets:
-            return
-        self._hooked = True
-        for bucket in buckets:
-            self._wait(bucket)
+        self._others.show(root.modules if root else [module])
+        if root:
+            self._begin_pass(root)
+        for parameter in (module.parameters() if module is not inner or root and root.whole else
+                          module._parameters.values()):
+            if isinstance(parameter, _touch.Watched) and id(parameter) in self._of:
+                self._wait(self._of[id(parameter)].bucket)
+                _touch.plain(parameter)
 
-    def _sync_buffers(self, root: torch.nn.Module) -> None:
+    def _after_forward(self, module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling() and (root := self._roots.get(module)) and not root.whole:
+            self._watch(True)
+
+    def _begin_pass(self, root: _Root) -> None:
         """As DistributedDataParallel, gives all ranks rank 0's buffers before a forward pass. Those that change were
         sent by step(); further passes of a step send them again, except within no_sync()."""
-        sends = self._roots[root] and root in self._passed and torch.is_grad_enabled()
-        self._roots[root] = torch.is_grad_enabled() and self._sync
-        self._passed.add(root)
-        if sends and self._others.may_move(self.steps):
+        self._hooked, trains, again = self.steps, torch.is_grad_enabled(), root.step == self.steps
+        if trains and again and root.syncs and self._others.may_move(self.steps):
             self._end_broadcast()
             if self._begun:
                 self._average()
                 self._late = True
             self.comm.agree(f"a forward pass of step {self.steps}")
             self._others.send(self.comm)
+            self._others.show(root.modules)
+        if trains and not again:
+            root.step = self.steps
+            self._others.note(root.modules)
+        root.syncs = trains and self._sync
 
     def _cover(self, module: torch.nn.Module) -> None:
         """Takes what is not trained of a module from rank 0, too. Collective."""
@@ -658,34 +630,32 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                                  and not torch.jit.is_tracing()])  # which records shapes
         self._others.spread(self.comm, new)
 
-    def _meet(self, module: torch.nn.Module) -> list[int]:
-        """Sees a module for the first time. Returns the buckets that it waits for."""
-        inside = [id(p) for p in module.parameters() if id(p) in self._of]
-        if not torch.is_grad_enabled():
-            return sorted({self._of[p].bucket for p in inside}, reverse=True)  # it may run on one rank alone
-        if inside and module not in self._inside:
-            self._roots[getattr(module, "_orig_mod", module)] = True
-            self._inside.update(module.modules())
-        if inside and module not in self._others.covered:
-            _model.check_modules(module)
-            if not self._begun and (self.steps == 0 or self._others.is_news(module)):
-                self.comm.agree("its first forward pass")
-                self._cover(module)
-            self._others.covered.update(module.modules())
-        parts = [module, *filter(_model.is_compiled, module.modules())]
-        whole = _model.is_wrapped(module)
-        own = {id(p) for part in parts for p in part.parameters(whole or part is not module)}
-        self._modules[module] = sorted({self._of[p].bucket for p in own if p in self._of}, reverse=True)
-        return self._modules[module]
+    def _meet(self, module: torch.nn.Module) -> None:
+        """Sees a module for the first time."""
+        if not any(id(p) in self._of for p in module.parameters()):
+            self._roots[module] = None
+        elif not torch.is_grad_enabled():
+            self._end_broadcast()  # it may run on one rank alone
+            self._watch(False)
+        else:
+            if module not in self._others.covered:
+                _model.check_modules(module)
+                if not self._begun and (self.steps == 0 or self._others.is_news(module)):
+                    self.comm.agree("its first forward pass")
+                    self._cover(module)
+            self._roots.update((each, None) for each in module.modules() if each not in self._roots)
+            self._roots[module] = _Root(module)
 
     def _arrive(self, parameter: torch.nn.Parameter, whole: bool) -> None:
         """A script touches a parameter: it waits for it, or for all until no more is sent."""
         if os.getpid() != self._process:
-            raise RuntimeError("lossynet: parameters were still arriving when this process was forked: expected "
-                               "optimizer.synchronize() before")
-        if whole:
-            self._watches = True
+            if self._sending:
+                raise RuntimeError("lossynet: parameters were still arriving when this process was forked: expected "
+                                   "optimizer.synchronize() before")
+        elif whole and torch._C._current_graph_task_id() < 0:  # in backward() a function reads its own weight
+            self._may_write = True
             self._end_broadcast()
+            self._watch(False)
         else:
             self._wait(self._of[id(parameter)].bucket)
 
@@ -696,9 +666,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._arriving[bucket] = False
         self.comm.bucket_wait(bucket)
         for entry in self._of_bucket[bucket]:
-            if isinstance(entry.parameter, _touch.Arriving):
-                entry.parameter.__class__ = entry.kind
             if not entry.direct:
+                _touch.plain(entry.parameter)
                 with torch.cuda.stream(self._stream):  # None: does nothing
                     entry.parameter.copy_(entry.value, non_blocking=True)
                 entry.version = entry.parameter._version
@@ -713,6 +682,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _rest(self, name: str, loads: bool = False) -> None:
         """Ends what goes on in the background, before a collective call that is no part of a step."""
+        self._watch(False)
         if self._begun:
             self._average()
         self.comm.agree(name)
@@ -722,6 +692,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._keep_report(self.comm.report_end())
             self._broadcasting = False
         self._adopt(loads)
+        self._watch(True)
 
     def _keep_report(self, measured: dict[str, Any]) -> None:
         self._report = {"step": self.steps - 1, "norm": self._norm, **measured}
