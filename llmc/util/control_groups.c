@@ -16,13 +16,13 @@ static bool names(const char *controllers, const char *one) {
 
 static void visit_upward(const char *mount, const char *name, control_group_visit visit,
                          void *context) {
-    char group[PATH_BYTES], directory[2 * PATH_BYTES];
+    char group[PATH_BYTES], directory[PATH_BYTES];
     snprintf(group, sizeof group, "%s", name);
     for (size_t length = strlen(group) + 1; length--;) {
         if (group[length] && group[length] != '/') continue;
         group[length] = 0;
-        snprintf(directory, sizeof directory, "%s%s", mount, group);
-        if (strlen(directory) < PATH_BYTES) visit(context, directory, *group ? group : "/");
+        if (snprintf(directory, sizeof directory, "%s%s", mount, group) < PATH_BYTES)
+            visit(context, directory, *group ? group : "/");
     }
 }
 
