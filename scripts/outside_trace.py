@@ -20,7 +20,7 @@ htsim lines of a queue or traffic logger, "TIME ... ID n Ev E FlowID f PktID p".
       all of its way (ENQUEUE, ARRIVE), and anew when its number comes back to a
       place where it was. Of lines with a Ptype only DATA counts.
 pcap  classic pcap of Ethernet (also with VLAN tags), raw IP or Linux "any" with
-      IPv4 UDP or TCP; other packets do not count. A flow is source, destination,
+      IPv4 UDP or TCP; other packets do not count. A flow is source, target,
       protocol and ports. A packet that was sent and not received is lost. It is
       found again by its IPv4 identification and the bytes after its IP header
       but the checksum, which a network card may write after the capture. So

@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -439,6 +440,22 @@ def children(pid):
         return [int(child) for child in file.read().split()]
 
 
+def kill_ranks(process):
+    """Kills mpirun and its ranks, or the process, and waits until all have let go of what they held."""
+    os.kill(process.pid, signal.SIGSTOP)  # it starts none meanwhile
+    ranks = children(process.pid)
+    for pid in ranks + [process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    for pid in ranks:
+        stat = pathlib.Path(f"/proc/{pid}/stat")
+        try:
+            while stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX":
+                time.sleep(0.002)
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+
+
 def runs_begun(out):
     log = out / "log.jsonl"
     return log.read_bytes().count(b'{"event":"run"') if log.exists() else 0
@@ -474,9 +491,7 @@ def test_killed_at_any_moment(data, tmp_path, ranks, kills):
         try:
             errors = process.communicate(timeout=chance.uniform(0, 0.1))[1]
         except subprocess.TimeoutExpired:
-            for child in children(process.pid) + [process.pid]:
-                os.kill(child, signal.SIGKILL)
-            process.communicate()
+            kill_ranks(process)
             killed += 1
         else:
             assert process.returncode == 0, errors

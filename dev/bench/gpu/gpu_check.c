@@ -257,6 +257,21 @@ static pid_t start_rank(int rank, int ranks, const char *address, int argc, char
     _exit(failed ? 1 : 0);
 }
 
+/* Waits for a rank. Of several that have ended, one that a signal ended comes first: the others end
+ * when they miss it. */
+static pid_t wait_for_rank(const pid_t *child, int ranks, int *status) {
+    siginfo_t ended;
+    if (waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT)) return -1;
+    pid_t pid = ended.si_pid;
+    for (int rank = 0; rank < ranks; rank++) {
+        ended.si_pid = 0;
+        if (child[rank] && !waitid(P_PID, (id_t)child[rank], &ended, WEXITED | WNOHANG | WNOWAIT) &&
+            ended.si_pid && ended.si_code != CLD_EXITED)
+            pid = child[rank];
+    }
+    return waitpid(pid, status, 0);
+}
+
 /* Ends all ranks when one has failed, since the others would wait for it. */
 static int run_ranks(int ranks, const char *address, int argc, char **argv, struct outcome *out) {
     enum { MOST_RANKS = 16 };
@@ -265,7 +280,7 @@ static int run_ranks(int ranks, const char *address, int argc, char **argv, stru
     if (ranks > MOST_RANKS) return log_error("expected at most %d ranks", MOST_RANKS);
     for (int rank = 0; rank < ranks; rank++)
         if ((child[rank] = start_rank(rank, ranks, address, argc, argv, out)) < 0) return -1;
-    while ((ended = wait(&status)) > 0) {
+    while ((ended = wait_for_rank(child, ranks, &status)) > 0) {
         const bool first = status && !failed;
         if (status) failed = -1;
         for (int rank = 0; rank < ranks; rank++) {
