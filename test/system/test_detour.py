@@ -67,7 +67,7 @@ def test_a_source_port_that_is_dark(hosts, data, tmp_path):
 
 @pytest.mark.parametrize("what", ["pair", "direction"])
 def test_paths_that_fail_and_come_back(hosts, data, tmp_path, what):
-    """A seed takes another pair of hosts, or one direction of one, down every 20 steps. The run goes on, and
+    """A seed takes another pair of hosts, or one direction of one, down every 20 steps, or every 3 s. The run goes on, and
     loses no more than what was on its way when a path failed."""
     choose = random.Random(7)
     running = hosts.start(PROGRAM, *options(data, tmp_path, steps=160, peer_timeout=60), environment=usual_isa())
@@ -75,15 +75,16 @@ def test_paths_that_fail_and_come_back(hosts, data, tmp_path, what):
     while running.poll() is None and time.monotonic() < end:
         a, b = choose.sample(range(4), 2)
         hosts.darken((a, b, ""), *(((b, a, ""),) if what == "pair" else ()))
-        until = steps_made(tmp_path / "log.jsonl") + 20
-        while running.poll() is None and time.monotonic() < end and steps_made(tmp_path / "log.jsonl") < until:
+        until, later = steps_made(tmp_path / "log.jsonl") + 20, time.monotonic() + 3
+        while running.poll() is None and time.monotonic() < later and steps_made(tmp_path / "log.jsonl") < until:
             time.sleep(0.02)
     stdout, stderr = running.communicate(timeout=TIMEOUT)
     assert running.returncode == 0, stdout + stderr
     log = read_log(tmp_path / "log.jsonl")
     assert len(steps_of(log)) == 160 and log[-1]["status"] == "complete"
     assert sum(e["relayed"] for e in steps_of(log)) > 0
-    assert log[-1]["gradient_loss_rate"] < 0.05 and log[-1]["parameter_loss_rate"] < 0.05
+    most = 0.6 * (2 if what == "pair" else 1) / 12  # of what would be lost without other ways
+    assert log[-1]["gradient_loss_rate"] < most and log[-1]["parameter_loss_rate"] < most
 
 
 def test_a_host_that_is_cut_off_is_late_and_not_gone_around(hosts, data, tmp_path):
@@ -106,10 +107,11 @@ def test_a_host_that_is_cut_off_is_late_and_not_gone_around(hosts, data, tmp_pat
     time.sleep(3)
     wait_for(before + 3)
     hosts.darken(*dark)
+    mended = steps_made(log)
     stdout, stderr = running.communicate(timeout=TIMEOUT)
     assert running.returncode == 0, stdout + stderr
     made = read_log(log)
     assert made[-1]["status"] == "complete" and made[-1]["step"] > 100  # who is late leaves out steps
     assert sum(e["stragglers"] for e in steps_of(made)) > 0 and sum(e["relayed"] for e in steps_of(made)) > 0
     # Without host 3 a quarter of the gradients lack. A busy machine may make a rank late at any time.
-    assert sum(e["gradient_loss_rate"] < 0.1 for e in steps_of(made)[-20:]) >= 5
+    assert sum(e["gradient_loss_rate"] < 0.1 for e in steps_of(made)[mended:]) >= 5
