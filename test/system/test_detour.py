@@ -91,7 +91,7 @@ def test_a_host_that_is_cut_off_is_late_and_not_gone_around(hosts, data, tmp_pat
     """Host 3 is cut off from all for some seconds, and hosts 1 and 2 reach each other only by a relay. With a
     deadline the others go on without host 3, which no way leads to, and it comes back."""
     log = tmp_path / "log.jsonl"
-    running = hosts.start(PROGRAM, *options(data, tmp_path, steps=150, peer_timeout=60, deadline=0.3, carry=1),
+    running = hosts.start(PROGRAM, *options(data, tmp_path, steps=600, peer_timeout=60, deadline=0.3, carry=1),
                           environment=usual_isa())
 
     def wait_for(steps):
