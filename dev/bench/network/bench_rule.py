@@ -40,7 +40,6 @@ print(*times)
 """
 
 
-
 def trained(folder, steps, *more):
     """The parameters, and the milliseconds of steps."""
     log = folder / "log.jsonl"
