@@ -287,12 +287,15 @@ static bool worker_pass(void *trainer, struct worker *w, int set) {
     if (result->passes == 0) result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
     if (result->loss < 0) return false;
     const int m = result->passes;
-    struct bucket_hooks *pass = data_parallel_pass(&t->dp, w, set, m == 0, m == M - 1);
     dataloader_batch(t->train, t->run.at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
                      a->host_targets);
     activations_send(a, t->be, B * T);
-    model_forward_backward(t->be, &t->layout, pass->params, &pass->gradient, a, B, T, scale, m > 0,
-                           pass);
+    struct bucket_hooks *pass = data_parallel_pass(&t->dp, w, set, m == 0, m == M - 1);
+    port_pass_begin(pass);
+    if (!pass->repeated)
+        model_forward_backward(t->be, &t->layout, pass->params, &pass->gradient, a, B, T, scale,
+                               m > 0, pass);
+    port_pass_end(pass);
     activations_send_losses(a, t->be, B * T);
     read_losses(t, set); /* of the pass before: this one is queued */
     t->unread[set] = w;

@@ -308,6 +308,7 @@ void device_release(void *memory) {
     used -= found->second.bytes;
     munmap(found->second.pages, found->second.bytes + (size_t)sysconf(_SC_PAGESIZE));
     blocks.erase(found);
+    device_passes_forget();
 }
 
 /* Filled with NaN for every operation: an operation must not read what it did not write. */

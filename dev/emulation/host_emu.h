@@ -162,6 +162,40 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     cuda_emu::event_finish(event);
     return cudaSuccess;
 }
+/* ---- graphs: what a stream is given is kept, and queued as one piece of work, in its order ---- */
+
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+typedef std::vector<std::function<void()>> *cudaGraph_t, *cudaGraphExec_t;
+
+static inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    cuda_emu::record_begin(stream);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    *graph = cuda_emu::record_end(stream);
+    return *graph ? cudaSuccess : cudaErrorInvalidValue;
+}
+static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph,
+                                               unsigned long long /* flags */) {
+    *made = new std::vector<std::function<void()>>(*graph);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+    cuda_emu::wait_for(NULL);
+    delete graph;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+    cuda_emu::enqueue(stream, [graph] {
+        for (const std::function<void()> &work : *graph) work();
+    });
+    return cudaSuccess;
+}
+
 /* A host function may not call CUDA. */
 static inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*call)(void *),
                                              void *argument) {

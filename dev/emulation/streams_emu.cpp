@@ -17,7 +17,8 @@ struct work {
 
 struct cuda_emu_stream {
     std::deque<work> queue;
-    size_t added, finished; /* pieces of work so far */
+    size_t added, finished;                  /* pieces of work so far */
+    std::vector<function<void()>> *recorded; /* what it is given now, or NULL */
 };
 
 struct cuda_emu_event {
@@ -134,6 +135,9 @@ static void add(cudaStream_t s, work w) {
 
 void wait_for(cudaStream_t stream) {
     if (running) fail("a host function called CUDA");
+    for (cudaStream_t s : streams)
+        if (s->recorded && (!stream || s == stream))
+            fail("the host waits for a stream that records");
     if (before_wait && stream) before_wait(stream);
     for (cudaStream_t s : streams)
         if (!stream || s == stream) run_until(s, s->added);
@@ -147,8 +151,21 @@ size_t operations_counted(void) {
     return operations;
 }
 
+void record_begin(cudaStream_t s) {
+    s->recorded = new std::vector<function<void()>>();
+}
+
+std::vector<function<void()>> *record_end(cudaStream_t s) {
+    return std::exchange(s->recorded, nullptr);
+}
+
+bool records(cudaStream_t s) {
+    return s->recorded != NULL;
+}
+
 void enqueue(cudaStream_t s, function<void()> run) {
     operations++;
+    if (s && s->recorded) return s->recorded->push_back(std::move(run));
     if (s) {
         add(s, work{std::move(run), NULL, 0});
     } else {
@@ -163,11 +180,13 @@ cudaEvent_t event_new(void) {
 }
 
 void event_record(cudaEvent_t event, cudaStream_t s) {
+    if (s->recorded) fail("an event in a stream that records");
     event->stream = s;
     event->count = s->added;
 }
 
 void event_wait(cudaStream_t s, cudaEvent_t event) {
+    if (s->recorded) fail("a stream that records waits");
     if (event->stream && (!before_event || before_event(s, event->stream)))
         add(s, work{nullptr, event->stream, event->count});
 }

@@ -19,6 +19,7 @@
 
 #include <stddef.h>
 #include <functional>
+#include <vector>
 
 typedef struct cuda_emu_stream *cudaStream_t;
 typedef struct cuda_emu_event *cudaEvent_t;
@@ -44,7 +45,11 @@ size_t pending(cudaStream_t stream); /* pieces of work that have not run */
 /* Runs `work` now (stream NULL) or later. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
 void wait_for(cudaStream_t stream); /* NULL: all */
-void begin_work(void);              /* calls what cuda_emu_before_work() set */
+/* Work that a stream is given until record_end is kept instead of queued. */
+void record_begin(cudaStream_t stream);
+std::vector<std::function<void()>> *record_end(cudaStream_t stream);
+bool records(cudaStream_t stream);
+void begin_work(void); /* calls what cuda_emu_before_work() set */
 struct dim3 begin_kernel(const void *kernel, struct dim3 grid);
 
 cudaEvent_t event_new(void);

@@ -89,7 +89,7 @@ struct backend_exchange {
 
 /* BACKEND_SETS: the most sets (sets_begin). Then the marks of d2h_mark: for buckets, and for losses of each
  * set (llmc/model/activations.h). */
-enum { BACKEND_SETS = 8, BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2 };
+enum { BACKEND_SETS = 8, BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2, BACKEND_PASS_KEY = 64 };
 enum { BACKEND_ALL_MARKS = BACKEND_MARKS + BACKEND_SETS * BACKEND_LOSS_MARKS };
 
 /* Which kernels compute attention: the backend's own, or a library's. Their bits differ, so all
@@ -190,6 +190,14 @@ struct backend {
     void (*sets_begin)(int sets);
     void (*use_set)(int set);
     void (*sets_end)(void);
+    /* ---- passes that repeat; NULL if not on_device ----
+     * pass_begin(number, key, bytes), number >= 0, bytes <= BACKEND_PASS_KEY: if a pass with this number and this
+     * key, compared as bytes, was called twice before, its operations are queued again, all at once,
+     * and the result is true. Otherwise the caller calls them, and then pass_end(number). The key has all
+     * that their arguments depend on. They may be operations of the model and `convert`, and the
+     * contents of memory may differ each time. */
+    bool (*pass_begin)(int number, const void *key, size_t bytes);
+    void (*pass_end)(int number);
 
     /* ---- embedding ---- */
     /* out (N, C) = table (V, C)[tokens (N)] */

@@ -127,6 +127,31 @@ void port_passes(const struct port *p, bool (*pass)(void *context, struct worker
     p->be->sets_end();
 }
 
+/* A pass calls the network or the host if ranks exchange gradients, and uploads arguments if members add
+ * theirs up. */
+static bool can_repeat(const struct port *p) {
+    return p->be->pass_begin && !p->placement->has[ARRAY_COMM_PARAMS] && !p->overlap &&
+           !p->groups.apart;
+}
+
+/* The first, the last, and all others of a worker's micro-batches differ. */
+static int number_of(const struct bucket_hooks *h) {
+    const int kind = h->first ? 0 : h->last ? 1 : 2;
+    return 3 * (int)(h->worker - h->port->worker) + kind;
+}
+
+void port_pass_begin(struct bucket_hooks *h) {
+    const struct {
+        const void *params, *gradient;
+        int64_t set, alone;
+    } key = {h->params, h->gradient.first, h->set, h->first && h->last};
+    h->repeated = can_repeat(h->port) && h->port->be->pass_begin(number_of(h), &key, sizeof key);
+}
+
+void port_pass_end(struct bucket_hooks *h) {
+    if (!h->repeated && can_repeat(h->port)) h->port->be->pass_end(number_of(h));
+}
+
 void port_values_out(const struct port *p, enum array what, enum array_extent extent) {
     if (p->verbs.values_out) p->verbs.values_out(p, what, extent);
 }

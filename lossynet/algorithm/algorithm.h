@@ -646,7 +646,7 @@ struct lossynet_comm {
 /* How many threads work on marks, one for each packet of each link. Where there are few, a region of all
  * threads takes longer than the marks. */
 static inline int ln_threads_for_marks(const struct lossynet_comm *comm) {
-    enum { FEW = 1000000 };
+    enum { FEW = 50000 };
     return (size_t)comm->workers.local * comm->partition.packets < FEW ? 1
                                                                        : comm->resources.threads;
 }

@@ -25,6 +25,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = os.path.dirname(HERE)
@@ -61,19 +62,33 @@ def unpack(packed):
 
 
 def pack_data(text, folder):
-    """Compresses the files that `train` and `val` name, and returns the settings with their new places."""
+    """Compresses the files that `train` and `val` name, and returns the settings with their new places. Files keep
+    their names, which belong to a result."""
     def moved(match):
         found = [path for pattern in match[2].split() for path in sorted(glob.glob(pattern))]
         if not found:
             fail(f"{match[1].strip()} {match[2]}: there is no such file; run the settings' `prepare` first")
         names = []
         for path in found:
-            name = f"{len(os.listdir(os.path.join(folder, 'data')))}-{os.path.basename(path)}"
-            compress(path, os.path.join(folder, "data", name), filters=TOKENS)
-            names.append(f"data/{name}")
+            place = os.path.join("data", str(len(os.listdir(os.path.join(folder, "data")))))
+            os.mkdir(os.path.join(folder, place))
+            compress(path, os.path.join(folder, place, os.path.basename(path)), filters=TOKENS)
+            names.append(os.path.join(place, os.path.basename(path)))
         return match[1] + " ".join(names)
     text = re.sub(r"^prepare *=.*\n", "", text, flags=re.MULTILINE)
     return re.sub(r"^((?:train|val) *= *)(.*?) *$", moved, text, flags=re.MULTILINE)
+
+
+def try_program(program, text):
+    """One step, here and with a log: a program without its library writes none, and would say so only there."""
+    data = re.search(r"^val *= *(\S+)", text, re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        log = os.path.join(folder, "log")
+        words = [program, "--device", "cpu", "--train", data[1] if data else "none", "--model", "260K", "--batch", "1",
+                 "--seq", "8", "--steps", "1", "--quiet", "--log", log]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode or not os.path.exists(log):
+            fail(f"{program} does not train here and write a log: {done.stderr.strip() or 'it says nothing'}")
 
 
 def pack(arguments):
@@ -94,6 +109,7 @@ def pack(arguments):
         if "no CUDA backend" in said:
             fail(f"{settings} asks for a GPU, and {program} was built without CUDA: run make where nvcc is, or name "
                  "another program with TRAIN_LLAMA2", 2)
+    try_program(program, text)
     for part in ("data", "lib", "scripts"):
         os.makedirs(os.path.join(folder, part))
     text = pack_data(text, folder)
@@ -132,7 +148,7 @@ def run(arguments):
     folder = os.path.dirname(SCRIPTS)
     out = os.path.abspath(arguments.out or os.path.join(folder, "out"))
     os.chdir(folder)
-    for packed in glob.glob("*.xz") + glob.glob("*/*.xz"):
+    for packed in glob.glob("**/*.xz", recursive=True):
         unpack(packed)
     program = os.path.join(folder, "train_llama2")
     environment = {**os.environ, "TRAIN_LLAMA2": program, "LD_LIBRARY_PATH": ":".join(places_of_libraries(folder))}

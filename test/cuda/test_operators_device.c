@@ -47,6 +47,38 @@ static void test_same_bits_when_called_again(void **state) {
     inputs_free(in);
 }
 
+/* Whether the conversion of `in`, whose only value is `x`, was repeated. Its result must be x. */
+static bool repeats(char key, weight *out, float *in, float x) {
+    const struct backend *b = subject.backend;
+    float found = 0;
+    uint16_t half;
+    b->upload(in, &x, sizeof x);
+    const bool repeated = b->pass_begin(3, &key, sizeof key);
+    if (!repeated) b->convert(out, in, 1);
+    b->pass_end(3);
+    b->download(b->weight_bytes == 2 ? (void *)&half : (void *)&found, out, b->weight_bytes);
+    if (b->weight_bytes == 2) memcpy((char *)&found + 2, &half, sizeof half);
+    assert_float_equal(found, x, 0);
+    return repeated;
+}
+
+/* A pass is called twice, and then repeated with what memory holds at that time. Another key begins anew, and so do
+ * all passes when memory is released. */
+static void test_passes_that_repeat(void **state) {
+    (void)state;
+    const struct backend *b = subject.backend;
+    float *in = (float *)b->allocate(sizeof *in), *other = (float *)b->allocate(sizeof *other);
+    weight *out = b->allocate(sizeof *in);
+    for (int i = 0; i < 4; i++) assert_int_equal(repeats('a', out, in, (float)i), i > 1);
+    for (int i = 0; i < 3; i++) assert_int_equal(repeats('b', out, other, (float)i), i > 1);
+    assert_false(repeats('a', out, in, 7));
+    assert_false(repeats('a', out, in, 8));
+    b->release(other);
+    for (int i = 0; i < 3; i++) assert_int_equal(repeats('a', out, in, (float)i), i > 1);
+    b->release(in);
+    b->release(out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),
@@ -55,6 +87,7 @@ int main(void) {
         cmocka_unit_test_setup(test_weighted_sum_pinned_bf16, setup),
         cmocka_unit_test_setup(test_copies_that_round, setup),
         cmocka_unit_test_setup(test_same_bits_when_called_again, setup),
+        cmocka_unit_test_setup(test_passes_that_repeat, setup),
     };
     int failures = 0;
     subject.in_place = true;

@@ -358,12 +358,14 @@ def test_a_sweep_that_is_carried(data, tmp_path):
         return subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, env=more, text=True,
                               capture_output=True, timeout=TIMEOUT, check=False)
     small, more["TRAIN_LLAMA2"] = more["TRAIN_LLAMA2"], "/bin/true"
-    done = call(carry, "pack", settings, packed, "--most", 0.1)
-    assert done.returncode == 1 and "expected at most 0.1; the largest is " in done.stderr
+    done = call(carry, "pack", settings, packed)
+    assert done.returncode == 1 and "does not train here and write a log" in done.stderr and not packed.exists()
     more["TRAIN_LLAMA2"] = str(BUILD / "train_llama2")
     done = call(carry, "pack", settings, tmp_path / "none")
     assert done.returncode in (0, 2) and ("built without CUDA" in done.stderr) == (done.returncode == 2)
     more["TRAIN_LLAMA2"] = small
+    done = call(carry, "pack", settings, packed, "--most", 0.1)
+    assert done.returncode == 1 and "expected at most 0.1; the largest is " in done.stderr
     done = call(carry, "pack", settings, packed)
     assert done.returncode == 2 and "is not empty" in done.stderr
     done = call(carry, "pack", settings, tmp_path / "again", "--most", 500)
@@ -376,7 +378,12 @@ def test_a_sweep_that_is_carried(data, tmp_path):
     done = call(there, "run", 200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^\w+ +done  one", done.stdout, re.MULTILINE)) == 2, done.stdout
-    assert len(results(tmp_path / "elsewhere" / "out" / "results.jsonl")) == 2
+    carried = results(tmp_path / "elsewhere" / "out" / "results.jsonl")
+    more["TRAIN_LLAMA2"] = small
+    write(tmp_path / "gpu", GPU, data)
+    assert call(ROOT / "scripts/sweeps/sweep.py", settings, "--out", tmp_path / "home", "--runs-only").returncode == 0
+    at_home = results(tmp_path / "home" / "results.jsonl")
+    assert len(carried) == 2 and set(at_home) == set(carried)
 
 
 def test_kernel_makes_text_and_tokens(tmp_path):

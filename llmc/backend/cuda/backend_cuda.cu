@@ -589,6 +589,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.sets_begin = in_turn<device_sets_begin>;
     b.use_set = device_use_set;
     b.sets_end = in_turn<device_sets_end>;
+    b.pass_begin = in_turn<device_pass_begin>;
+    b.pass_end = in_turn<device_pass_end>;
     b.embedding_forward = in_turn<embedding_forward>;
     b.embedding_backward = in_turn<embedding_backward>;
     b.rmsnorm_forward = in_turn<rmsnorm_forward>;

@@ -157,6 +157,7 @@ void device_close_shared(const void *memory) {
 
 void device_release(void *memory) {
     CHECK(cudaFree(memory)); /* waits for operations that may use it */
+    if (memory) device_passes_forget();
 }
 
 size_t device_memory_free(void) {
@@ -168,7 +169,7 @@ size_t device_memory_free(void) {
 void *device_scratch_memory(enum device_scratch which, size_t bytes) {
     auto *s = &device.scratch[device_set()][which];
     if (bytes > s->bytes) {
-        CHECK(cudaFree(s->memory));
+        device_release(s->memory);
         s->memory = device_allocate(bytes);
         if (!s->memory) {
             size_t available = device_memory_free();

@@ -96,6 +96,13 @@ void device_sets_begin(int sets);
 void device_use_set(int set);
 void device_sets_end(void);
 
+/* The second time that a pass has a number and a key (backend.h, pass_begin), its operations become a CUDA
+ * graph, whose launch takes the host as long as that of one kernel. The first time gives operations their working
+ * memory. device_release forgets all graphs, which may use what it releases. */
+bool device_pass_begin(int number, const void *key, size_t bytes);
+void device_pass_end(int number);
+void device_passes_forget(void);
+
 cudaStream_t device_stream(void); /* compute, of the set */
 void device_synchronize(void);    /* the host waits for the compute stream */
 

@@ -55,9 +55,10 @@ static bool attention_cudnn_takes(int B, int T, int H, int K, int D) {
 /* The emulation's streams are not CUDA's, so there the whole call runs as work in the stream. */
 template <typename call> static bool attention_cudnn_run(const call &run) {
 #ifdef CUDA_EMULATION
-    bool done = false;
-    cuda_emu::enqueue(device_stream(), [&] { done = run(); });
-    device_synchronize();
+    static bool done;
+    done = true;
+    cuda_emu::enqueue(device_stream(), [run] { done = run(); });
+    if (!cuda_emu::records(device_stream())) device_synchronize();
     return done;
 #else
     return run();
@@ -75,10 +76,11 @@ static void attention_cudnn_done(bool done, const char *why) {
 }
 
 static void attention_cudnn_forward(void *out, float *log_sum_exp, const void *qkv) {
-    char why[256] = "no memory for cuDNN's attention in another set";
+    static char why[256];
+    snprintf(why, sizeof why, "no memory for cuDNN's attention in another set");
     void *workspace = attention_cudnn_workspace();
     const bool done =
-        workspace && attention_cudnn_run([&] {
+        workspace && attention_cudnn_run([=] {
             return cudnn_attention_forward(by_cudnn.plans, out, log_sum_exp, qkv, workspace,
                                            device_stream(), why, sizeof why);
         });
@@ -87,10 +89,11 @@ static void attention_cudnn_forward(void *out, float *log_sum_exp, const void *q
 
 static void attention_cudnn_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
                                      const float *log_sum_exp) {
-    char why[256] = "no memory for cuDNN's attention in another set";
+    static char why[256];
+    snprintf(why, sizeof why, "no memory for cuDNN's attention in another set");
     void *workspace = attention_cudnn_workspace();
     const bool done =
-        workspace && attention_cudnn_run([&] {
+        workspace && attention_cudnn_run([=] {
             return cudnn_attention_backward(by_cudnn.plans, dqkv, dout, out, qkv, log_sum_exp,
                                             workspace, device_stream(), why, sizeof why);
         });
