@@ -175,8 +175,8 @@ static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t 
     *graph = cuda_emu::record_end(stream);
     return *graph ? cudaSuccess : cudaErrorInvalidValue;
 }
-static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph,
-                                               unsigned long long /* flags */) {
+static inline cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph,
+                                                        unsigned long long /* flags */) {
     *made = new std::vector<std::function<void()>>(*graph);
     return cudaSuccess;
 }

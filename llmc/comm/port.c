@@ -137,7 +137,7 @@ static bool can_repeat(const struct port *p) {
 /* The first, the last, and all others of a worker's micro-batches differ. */
 static int number_of(const struct bucket_hooks *h) {
     const int kind = h->first ? 0 : h->last ? 1 : 2;
-    return 3 * (int)(h->worker - h->port->worker) + kind;
+    return kind * h->port->local + (int)(h->worker - h->port->worker);
 }
 
 void port_pass_begin(struct bucket_hooks *h) {

@@ -146,15 +146,13 @@ void device_sets_end(void) {
 
 /* ---- passes that repeat ---- */
 
-struct pass {
+/* A graph takes a kilobyte for each kernel, so there are not more of them. */
+enum { PASSES = 1024 };
+static struct pass {
     enum { UNKNOWN, CALLED, RECORDING, RECORDED } state;
     char key[BACKEND_PASS_KEY];
     cudaGraphExec_t graph;
-};
-static struct {
-    struct pass *pass; /* [count], by number */
-    int count;
-} passes;
+} passes[PASSES];
 
 static void forget(struct pass *p) {
     if (p->graph) CHECK(cudaGraphExecDestroy(p->graph));
@@ -162,25 +160,13 @@ static void forget(struct pass *p) {
 }
 
 void device_passes_forget(void) {
-    for (int i = 0; i < passes.count; i++) forget(&passes.pass[i]);
-}
-
-static struct pass *pass_of(int number) {
-    if (number < passes.count) return &passes.pass[number];
-    struct pass *more = (struct pass *)realloc(passes.pass, (size_t)(number + 1) * sizeof *more);
-    if (!more) {
-        log_out_of_memory("the list of passes", (double)((size_t)(number + 1) * sizeof *more));
-        exit(1);
-    }
-    memset(more + passes.count, 0, (size_t)(number + 1 - passes.count) * sizeof *more);
-    passes.pass = more, passes.count = number + 1;
-    return &more[number];
+    for (int i = 0; i < PASSES; i++) forget(&passes[i]);
 }
 
 bool device_pass_begin(int number, const void *key, size_t bytes) {
     static const bool noted = getenv("CUDA_LAUNCHED") != NULL; /* each kernel is to be named */
-    struct pass *p = pass_of(number);
-    if (noted) return false;
+    if (noted || number >= PASSES) return false;
+    struct pass *p = &passes[number];
     if (memcmp(p->key, key, bytes) != 0) forget(p);
     if (p->state == pass::RECORDED) {
         CHECK(cudaGraphLaunch(p->graph, device_stream()));
@@ -197,11 +183,11 @@ bool device_pass_begin(int number, const void *key, size_t bytes) {
 }
 
 void device_pass_end(int number) {
-    struct pass *p = pass_of(number);
     cudaGraph_t graph;
-    if (p->state != pass::RECORDING) return;
+    if (number >= PASSES || passes[number].state != pass::RECORDING) return;
+    struct pass *p = &passes[number];
     CHECK(cudaStreamEndCapture(device_stream(), &graph));
-    CHECK(cudaGraphInstantiate(&p->graph, graph, 0));
+    CHECK(cudaGraphInstantiateWithFlags(&p->graph, graph, 0));
     CHECK(cudaGraphDestroy(graph));
     CHECK(cudaGraphLaunch(p->graph, device_stream()));
     p->state = pass::RECORDED;
