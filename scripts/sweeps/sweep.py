@@ -37,6 +37,7 @@ it is finished or if a settings/*.jsonl (--keep) or another file (--results)
 has its result.
 """
 import argparse
+import ctypes
 import fcntl
 import glob
 import os
@@ -63,6 +64,11 @@ GPU_SHARE, GPU_JOBS = 0.9, 8
 def kept_files():
     """The kept results of all settings files, because some of these files ask for the same runs."""
     return sorted(glob.glob(os.path.join(HERE, "settings", "*.jsonl")))
+
+
+def begin_process(set_for_process=ctypes.CDLL(None).prctl):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_for_process(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG of prctl(2): the signal when the parent dies
 
 
 def duration(seconds):
@@ -190,11 +196,11 @@ class Sweep:
             command += ["--eval-every", str(every)]
         errors = open(os.path.join(directory, "stderr"), "wb")
         # Ctrl-C reaches the whole process group. Runs ignore it, and stop() tells them to save. A
-        # launcher would not ignore it, so it gets a session of its own.
+        # launcher would not ignore it, so it gets a session of its own. Where this process is killed, its runs save.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
             env={**os.environ, **slot}, start_new_session=bool(self.settings.launch),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+            preexec_fn=begin_process)
         errors.close()
         self.active.append({"run": run, "process": process, "slot": slot, "began": time.monotonic(),
                             "first": steps_done(self.log(run))})

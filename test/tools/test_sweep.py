@@ -238,29 +238,33 @@ def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
 
 
 def test_goes_on_after_kill_and_interrupt(data, tmp_path):
-    """After SIGINT the runs save. After SIGKILL, unsaved steps are lost. The final result is the same, bit for
-    bit."""
-    text = SETTINGS.split("[one phase]")[0].replace("steps = 6", "steps = 150\nsave-every = 10")
+    """After SIGINT the runs save, also where the sweep alone is killed. Where they are, too, unsaved steps are lost. The
+    final result is the same, bit for bit."""
+    text = SETTINGS.split("[one phase]")[0].replace("steps = 6", "steps = 300\nsave-every = 10")
     text = text.replace("seed = 1 2 3", "seed = 1").replace("eval-sequences = 8",
                                                             "eval-sequences = 2")
     settings = write(tmp_path / "long", text, data)
     whole = sweep(settings, "--out", tmp_path / "whole", "--jobs", "2")
     assert whole.returncode == 0, whole.stderr
     out = tmp_path / "cut"
-    resumed = 0
-    for number in (signal.SIGINT, signal.SIGKILL):
+    for parts, (number, alone) in enumerate(((signal.SIGINT, False), (signal.SIGKILL, True), (signal.SIGKILL, False))):
         # The sweep has its own process group. The whole group gets the signal, as from a terminal.
         process = subprocess.Popen(command(settings, "--out", out, "--jobs", "2"), cwd=ROOT,
                                    env=environment(), stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True)
         deadline = time.monotonic() + TIMEOUT
-        while not list(out.glob(f"runs/*/checkpoint-*{'1' if resumed else ''}0/trainer.json")):
-            if time.monotonic() > deadline or process.poll() is not None:
-                break
+        while not any(len(events(log, "resume")) >= parts for log in out.glob("runs/*/log.jsonl")
+                      if list(log.parent.glob("checkpoint-*/trainer.json"))):
+            assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.01)
-        resumed += 1
-        os.killpg(process.pid, number)
+        (os.kill if alone else os.killpg)(process.pid, number)
         process.wait(timeout=TIMEOUT)
+        with pytest.raises(ProcessLookupError):  # none of its runs is left
+            while time.monotonic() < deadline:
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+        ends = [end["status"] for path in out.glob("runs/*/log.jsonl") for end in events(path, "end")[-1:]]
+        assert not alone or set(ends) - {"complete"}, ends
     last = sweep(settings, "--out", out, "--jobs", "2")
     assert last.returncode == 0, last.stderr
     assert list(out.glob("runs/*/log.jsonl"))
