@@ -21,13 +21,16 @@ $(BUILD)/alone/%.o: %.c $(FLAGS)/compile
 	@echo '  CC   $<, without MPI'
 	@$(CC) $(filter-out -DLOSSYNET_MPI,$(CPPFLAGS)) $(C_FLAGS) $(SHARED) -MMD -MP -c $< -o $@
 
-# $(1): the library's name. Exported functions have the version of the library.
+# $(1): the library's name. Exported functions have the version of the library. The archive is one object, whose
+# other functions a program's of the same name cannot meet.
 define library
 $(LIBRARY)/lib$(1).a: $(objects_$(1))
 	@mkdir -p $$(@D)
 	@echo '  AR   $$@'
 	@rm -f $$@
-	@$(AR) rcs $$@ $$^
+	@$(CC) -r -nostdlib $$^ -o $$(@:.a=.o)
+	@$$$$($(CC) -print-prog-name=objcopy) --localize-hidden $$(@:.a=.o)
+	@$(AR) rcs $$@ $$(@:.a=.o)
 
 $(LIBRARY)/lib$(1).so: $(objects_$(1)) $(FLAGS)/link
 	@mkdir -p $$(@D)

@@ -14,7 +14,10 @@ $(BUILD)/%.1: $(BUILD)/%
 	@echo '  MAN  $@'
 	@help2man --no-info --no-discard-stderr $(HELP) $< -o $@
 
+# pkg-config gives these folders to compilers that run elsewhere.
+relative = $(filter-out /%,$(firstword $(PREFIX)) $(firstword $(LIBDIR)) $(firstword $(INCLUDEDIR)))
 install: all liblossynet $(MANUALS:%=$(BUILD)/%)
+	@$(if $(relative),echo 'make install: $(relative): expected folders that begin with /: PREFIX='"'$(abspath $(firstword $(relative)))'" >&2; exit 2)
 	@install -d $(foreach folder,"$(BINDIR)" "$(INCLUDEDIR)" "$(LIBDIR)/pkgconfig" "$(MANDIR)/man1","$(DESTDIR)"$(folder))
 	@install -m 755 $(BUILD)/train_llama2 $(BUILD)/tokenize "$(DESTDIR)$(BINDIR)"
 	@$(if $(MANUALS),install -m 644 $(MANUALS:%=$(BUILD)/%) "$(DESTDIR)$(MANDIR)/man1",echo 'no help2man here: no manual pages')
@@ -29,7 +32,7 @@ install: all liblossynet $(MANUALS:%=$(BUILD)/%)
 	        'Version: $(VERSION)' 'Description: averages and broadcasts vectors over a network that loses packets' \
 	        'Requires.private: $(if $(filter 1,$(SECURE)),libcrypto) $(if $(filter 1,$(VERBS)),libibverbs)' \
 	        'Cflags: -I"$${includedir}"' "Libs: -L\"\$${libdir}\" -l$$name" "Libs.private: -fopenmp -lm $$libs" \
-	        >"$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc"; done
+	        | install -m 644 /dev/stdin "$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc"; done
 
 uninstall:
 	@for name in train_llama2 tokenize; do \

@@ -31,8 +31,20 @@ def make(target, **variables):
 @pytest.fixture(name="prefix", scope="module")
 def fixture_prefix(tmp_path_factory):
     prefix = tmp_path_factory.mktemp("installed")
+    before = os.umask(0o077)  # of a careful administrator
     make("install", PREFIX=prefix)
+    os.umask(before)
     return prefix
+
+
+def test_what_is_installed_is_for_everybody(prefix):
+    assert not [path for path in (prefix / "lib").rglob("*") if path.stat().st_mode & 0o444 != 0o444]
+
+
+def test_a_prefix_without_a_root_is_refused(tmp_path):
+    done = subprocess.run(["make", "CUDA=0", f"BUILD={BUILD}", "install", "PREFIX=~/here", f"DESTDIR={tmp_path}/"], cwd=ROOT,
+                          text=True, capture_output=True, check=False, env={**os.environ, "MAKEFLAGS": ""})
+    assert done.returncode == 2 and "make install: ~/here" in done.stderr and not files(tmp_path), done.stderr
 
 
 def header_version():
@@ -94,6 +106,13 @@ def test_shared_library_exports_what_the_headers_declare(prefix):
     most, trainers = (declared(prefix / "include" / f"{name}.h") for name in ("lossynet", "lossynet_trainer"))
     assert "lossynet_open" in most and len(most) > 30 and "lossynet_state_save" in trainers
     assert exported == most | trainers and not most & trainers
+
+
+def test_the_archive_has_no_other_names_than_the_headers(prefix):
+    """A program may have functions udp_send and ln_log of its own."""
+    names = [line.split() for line in shell(f"nm -g --defined-only '{prefix}/lib/liblossynet.a'").splitlines()]
+    names = {words[2] for words in names if len(words) == 3 and words[1] in "TDBR"}
+    assert names == declared(prefix / "include/lossynet.h") | declared(prefix / "include/lossynet_trainer.h")
 
 
 def test_the_header_begins_with_what_the_example_calls():
