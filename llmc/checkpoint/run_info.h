@@ -23,6 +23,7 @@ struct run_info {
         bool measured[2];  /* by phase: rounds follow what is lost (--repair auto) */
         int rounds[2];     /* in which lost packets go again, at the start */
         double of_late[2]; /* share that was lost before; -1: not measured */
+        const char *rule;  /* checksum of the file of --rule, or NULL */
     } loss;
     bool mapped; /* GPUs of a group read each other's gradients (port_shared.c) */
     int rank, ranks, workers, local; /* local: workers of this rank */

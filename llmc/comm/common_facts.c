@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "llmc/comm/rule.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/log/error.h"
 #include "llmc/model/config.h"
@@ -15,7 +16,8 @@
 #include "lossynet/lossynet_trainer.h"
 
 const char *const common_fact_names[FACTS] = {"the model's shape", "the training data",
-                                              "the validation data", "the key of --key-file"};
+                                              "the validation data", "the key of --key-file",
+                                              "the checksum of --rule"};
 
 static int find_shape(const struct options *o, int data_vocabulary, char text[FACT_BYTES]) {
     struct llama_config c;
@@ -55,6 +57,7 @@ static int find_key(const char *path, const char *run, char text[FACT_BYTES]) {
 int common_facts_find(const struct options *o, const char *run, struct common_facts *out) {
     int vocabulary = 0;
     memset(out, 0, sizeof *out);
+    if (o->rule) snprintf(out->text[FACT_RULE], FACT_BYTES, "%s", rule_checksum(o));
     return (o->val && dataloader_describe(o->val, out->text[FACT_VAL], &vocabulary)) ||
                    (o->train && !o->eval &&
                     dataloader_describe(o->train, out->text[FACT_TRAIN], &vocabulary)) ||

@@ -9,6 +9,7 @@
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/comm/settings.h"
+#include "llmc/comm/rule.h"
 #include "llmc/log/error.h"
 #include "llmc/util/bf16.h"
 #include "llmc/util/file.h"
@@ -169,6 +170,7 @@ void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) 
     facts->layout = d->layout;
     facts->be = d->be;
     facts->link = lossynet_link_name(d->comm);
+    facts->loss.rule = rule_checksum(d->options);
     facts->sends = d->port.sends;
     facts->loss.carries = data_parallel_carries(d);
     for (int p = 0; p < 2; p++) {

@@ -11,4 +11,7 @@ int rule_load(const struct options *options);
 /* Its functions, after rule_load; NULL: there is no --rule. They stay until the process ends. */
 const struct lossynet_rule *rule_loaded(const struct options *options);
 
+/* The checksum of its file when it was loaded; NULL: there is no --rule. */
+const char *rule_checksum(const struct options *options);
+
 #endif

@@ -2,6 +2,8 @@
 --rule does with them and with files that are no rule."""
 import importlib
 import re
+import shutil
+import signal
 import sys
 
 import pytest
@@ -141,6 +143,37 @@ def test_a_file_that_is_no_rule(number, text, options, says, build, data, tmp_pa
     done = run("--model=260K", f"--train={data}/train.bin", "--workers=4", f"--rule={path}", "--dry-run", *options)
     assert done.returncode == 2 and says.format(path=path) in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("line, number", [("*(volatile int *)16 = 1;", signal.SIGSEGV), ("abort();", signal.SIGABRT)])
+def test_the_last_line_names_a_rule_that_crashes(line, number, build, data, tmp_path):
+    path = build(f"crash{number}", "#include <stdlib.h>\n" + MEAN.replace("    for (", f"    if (p->step == 2) {line}\n    for (", 1)
+                 .replace("DIVISOR", "came"))
+    done = run("--model=260K", f"--train={data}/train.bin", "--workers=2", "--steps=4", "--seq=32", f"--rule={path}",
+               f"--out={tmp_path}/out")
+    assert done.returncode == -number and f"crashed with --rule {path}: expected" in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_another_rule_of_the_same_name(build, data, tmp_path):
+    """Ranks whose files differ do not train. A run that goes on with another file says so."""
+    rules = [build(f"version{i}", MEAN.replace("DIVISOR", divisor)) for i, divisor in enumerate(("came", "p->workers"))]
+    for i, rule in enumerate(rules):
+        (tmp_path / str(i)).mkdir()
+        shutil.copy(rule, tmp_path / str(i) / "rule.so")
+    words = ["--model=260K", f"--train={data}/train.bin", "--workers=2", "--steps=4", "--seq=32", "--batch=1",
+             f"--out={tmp_path}/out"]
+    elsewhere = ("bash", "-c", f'cd {tmp_path}/$OMPI_COMM_WORLD_RANK && exec "$@"', "each")
+    done = run(*words, "--rule=rule.so", ranks=2, shell=elsewhere)
+    assert done.returncode == 1 and re.search("the checksum of --rule is '.*' on rank 1, and '.*' on rank 0", done.stderr)
+    shutil.copy(rules[0], tmp_path / "rule.so")
+    words[-1:] = [f"--rule={tmp_path}/rule.so"]
+    succeed(*words, "--save-every=2", f"--out={tmp_path}/first")
+    resumed = [*words, f"--resume={tmp_path}/first/checkpoint-00000002"]
+    assert "bit for bit" in succeed(*resumed, f"--out={tmp_path}/same").stdout
+    (tmp_path / "rule.so").unlink()
+    shutil.copy(rules[1], tmp_path / "rule.so")
+    said = succeed(*resumed, f"--out={tmp_path}/other").stdout
+    assert "cannot be identical" in said and "rule_checksum was" in said
 
 
 def test_a_rule_that_does_not_build(build):
