@@ -42,8 +42,9 @@ def test_what_is_installed_is_for_everybody(prefix):
 
 
 def test_a_prefix_without_a_root_is_refused(tmp_path):
-    done = subprocess.run(["make", "CUDA=0", f"BUILD={BUILD}", "install", "PREFIX=~/here", f"DESTDIR={tmp_path}/"], cwd=ROOT,
-                          text=True, capture_output=True, check=False, env={**os.environ, "MAKEFLAGS": ""})
+    done = subprocess.run(["make", f"BUILD={BUILD}", "install", "PREFIX=~/here", f"DESTDIR={tmp_path}/"], cwd=ROOT,
+                          text=True, capture_output=True, check=False,
+                          env={**os.environ, "MAKEFLAGS": "", "MAKEOVERRIDES": "", "MFLAGS": ""})
     assert done.returncode == 2 and "make install: ~/here" in done.stderr and not files(tmp_path), done.stderr
 
 
