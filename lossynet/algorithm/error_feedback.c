@@ -39,6 +39,12 @@ void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
     comm->feedback.share = (float)share;
 }
 
+LN_VECTORIZED
+static void add(float *x, const uint16_t *residual, size_t n, float share, bool instead) {
+    for (size_t e = 0; instead && e < n; e++) x[e] = ln_bf16_widen(residual[e]);
+    for (size_t e = 0; !instead && e < n; e++) x[e] += share * ln_bf16_widen(residual[e]);
+}
+
 void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket) {
     if (!comm->feedback.residual) return;
     const struct ln_partition *partition = &comm->partition;
@@ -51,10 +57,7 @@ void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucke
             size_t offset, count;
             if (!ln_is_partner(partition, worker, owner)) continue;
             ln_shard_span(partition, owner, *b, &offset, &count);
-            for (size_t e = offset; instead && e < offset + count; e++)
-                vector[e] = ln_bf16_widen(residual[e]);
-            for (size_t e = offset; !instead && e < offset + count; e++)
-                vector[e] += share * ln_bf16_widen(residual[e]);
+            add(vector + offset, residual + offset, count, share, instead);
         }
     }
 }

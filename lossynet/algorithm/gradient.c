@@ -41,9 +41,9 @@
 /* ---- the sum ---- */
 
 /* The weighted sum of sender[i], or if sender is NULL of sender_bf16[i]. */
-static inline void weighted_sum(float *out, const float *const *sender,
-                                const uint16_t *const *sender_bf16, const float *weight,
-                                int senders, size_t n, size_t packet) {
+static LN_INLINE void weighted_sum(float *out, const float *const *sender,
+                                   const uint16_t *const *sender_bf16, const float *weight,
+                                   int senders, size_t n, size_t packet) {
     enum { BLOCK = 1024 }; /* the running sum stays in the first-level cache */
     float sum[BLOCK];
     size_t start = 0;
@@ -68,11 +68,13 @@ static inline void weighted_sum(float *out, const float *const *sender,
     }
 }
 
+LN_VECTORIZED
 void ln_weighted_sum_plain(float *out, const float *const *sender, const float *weight, int senders,
                            size_t n, size_t packet) {
     weighted_sum(out, sender, NULL, weight, senders, n, packet);
 }
 
+LN_VECTORIZED
 void ln_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender, const float *weight,
                                 int senders, size_t n, size_t packet) {
     weighted_sum(out, NULL, sender, weight, senders, n, packet);

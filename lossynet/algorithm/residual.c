@@ -8,6 +8,7 @@ uint64_t ln_residual_lots(const struct lossynet_comm *comm, int v) {
     return ln_lots(ln_mix(key ^ (uint64_t)(comm->workers.first + v)), comm->feedback.step);
 }
 
+LN_VECTORIZED
 void ln_residual_settle(bool has_error, bool arrived, uint16_t *residual, const float *sent,
                         size_t count, uint64_t lots, size_t offset) {
     if (arrived && !has_error) memset(residual, 0, count * sizeof *residual);

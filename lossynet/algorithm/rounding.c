@@ -30,6 +30,7 @@ int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase) {
 /* Rounds n elements, and keeps in their residual what that takes away. This error is taken
  * of the element in float32, and only then rounded to bfloat16: taken of a rounded element it would
  * miss up to 2^-9 of the element, which may be more than the error. */
+LN_VECTORIZED
 static void round_with_error(const struct ln_rounding *r, float *x, uint16_t *residual, size_t n) {
     enum { PIECE = 32 * LOSSYNET_BLOCK };
     struct ln_rounding of_piece = *r;

@@ -13,6 +13,16 @@
 #include <string.h>
 #include <time.h>
 
+/* A function with loops over elements, which GCC compiles for processors with AVX2, too. That is
+ * without fused multiply-add, so that both give the same bits. What it calls must be LN_INLINE. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) &&                            \
+    !defined(__SANITIZE_THREAD__) /* which starts after functions are chosen */
+#define LN_VECTORIZED __attribute__((target_clones("avx2", "default")))
+#else
+#define LN_VECTORIZED
+#endif
+#define LN_INLINE inline __attribute__((always_inline))
+
 /* ---- messages (log.c) ---- */
 
 /* Where the messages of a comm go. function NULL: where those of the process go. */

@@ -44,18 +44,18 @@
 
 /* ---- bfloat16 ---- */
 
-static void round_bf16(float *to, const float *from, size_t n) {
+static LN_INLINE void round_bf16(float *to, const float *from, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = ln_bf16_widen(ln_bf16_narrow(from[i]));
 }
 
-static void pack_bf16(uint8_t *to, const float *from, size_t n) {
+static LN_INLINE void pack_bf16(uint8_t *to, const float *from, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const uint16_t upper = ln_bf16_narrow(from[i]);
         memcpy(to + i * sizeof upper, &upper, sizeof upper);
     }
 }
 
-static void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
+static LN_INLINE void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint16_t upper;
         memcpy(&upper, payload + i * sizeof upper, sizeof upper);
@@ -72,20 +72,20 @@ int ln_block_bits(lossynet_wire_dtype dtype) {
     return dtype == LOSSYNET_INT4 ? 4 : dtype == LOSSYNET_INT6 ? 6 : 8;
 }
 
-static float from_exponent(int biased) {
+static LN_INLINE float from_exponent(int biased) {
     const uint32_t bits = (uint32_t)biased << 23;
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static float unit_of(uint8_t scale, int bits) {
+static LN_INLINE float unit_of(uint8_t scale, int bits) {
     return scale == NOT_FINITE ? NAN : from_exponent(scale - (bits - 2));
 }
 
 /* The exponent of the largest element; or one more if this element is above 127/128, 31/32 or 7/8
  * of the next power of 2. */
-static uint8_t scale_of(const float x[BLOCK], int bits) {
+static LN_INLINE uint8_t scale_of(const float x[BLOCK], int bits) {
     uint32_t most = 0;
     for (int i = 0; i < BLOCK; i++) {
         uint32_t size;
@@ -101,7 +101,8 @@ static uint8_t scale_of(const float x[BLOCK], int bits) {
 /* Adds a random number from 0 to 1 to each element, in units, and rounds down. The number lies
  * halfway between two multiples of 2^-16. So its sum with an integer is exact, multiples of the
  * unit do not change, and elements are not rounded down more often than up. */
-static void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse, uint64_t key) {
+static LN_INLINE void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse,
+                                      uint64_t key) {
     const uint32_t lot = (uint32_t)ln_mix(key);
     for (uint32_t i = 0; i < BLOCK; i++) {
         const uint32_t random = ln_mix32(lot + i) >> 16;
@@ -112,17 +113,20 @@ static void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse
     }
 }
 
-static void round_to_nearest(int8_t q[BLOCK], const float x[BLOCK], float inverse) {
+static LN_INLINE void round_to_nearest(int8_t q[BLOCK], const float x[BLOCK], float inverse) {
     const float shift = 0x1.8p23f; /* floats of this size are integers; ties go to even */
     for (int i = 0; i < BLOCK; i++) q[i] = (int8_t)(x[i] * inverse + shift - shift);
 }
 
 /* Rounds a block of count <= BLOCK elements to integers q. Returns its scale. */
-static uint8_t quantise(int8_t q[BLOCK], const float *from, size_t count, int bits, bool random,
-                        uint64_t key) {
-    float padded[BLOCK] = {0};
+static LN_INLINE uint8_t quantise(int8_t q[BLOCK], const float *from, size_t count, int bits,
+                                  bool random, uint64_t key) {
+    float padded[BLOCK];
     const float *x = from;
-    if (count < BLOCK) x = memcpy(padded, from, count * sizeof *x);
+    if (count < BLOCK) {
+        memset(padded, 0, sizeof padded);
+        x = memcpy(padded, from, count * sizeof *x);
+    }
     const uint8_t scale = scale_of(x, bits);
     if (scale == NOT_FINITE) {
         memset(q, 0, BLOCK * sizeof *q);
@@ -136,14 +140,14 @@ static uint8_t quantise(int8_t q[BLOCK], const float *from, size_t count, int bi
     return scale;
 }
 
-static size_t smaller(size_t a, size_t b) {
+static LN_INLINE size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
 /* ---- vectors of bfloat16: integers of blocks need at most 7 of its 8 significant bits ---- */
 
 /* Widens a block of count elements. Here and below, a constant count lets compilers vectorize. */
-static void widen(float *to, const uint16_t *from, size_t count) {
+static LN_INLINE void widen(float *to, const uint16_t *from, size_t count) {
     if (count == BLOCK)
         for (int j = 0; j < BLOCK; j++) to[j] = ln_bf16_widen(from[j]);
     else
@@ -151,27 +155,28 @@ static void widen(float *to, const uint16_t *from, size_t count) {
 }
 
 /* Narrows a number that bfloat16 can hold exactly. */
-static uint16_t upper_half(float x) {
+static LN_INLINE uint16_t upper_half(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return (uint16_t)(bits >> 16);
 }
 
-static void narrow(uint16_t *to, const float *from, size_t count) {
+static LN_INLINE void narrow(uint16_t *to, const float *from, size_t count) {
     if (count == BLOCK)
         for (int j = 0; j < BLOCK; j++) to[j] = upper_half(from[j]);
     else
         for (size_t j = 0; j < count; j++) to[j] = upper_half(from[j]);
 }
 
-static void multiply(float *to, const int8_t *q, float unit, size_t count) {
+static LN_INLINE void multiply(float *to, const int8_t *q, float unit, size_t count) {
     if (count == BLOCK)
         for (int j = 0; j < BLOCK; j++) to[j] = (float)q[j] * unit;
     else
         for (size_t j = 0; j < count; j++) to[j] = (float)q[j] * unit;
 }
 
-static void round_blocks(const struct ln_rounding *r, float *to, const float *from, size_t n) {
+static LN_INLINE void round_blocks(const struct ln_rounding *r, float *to, const float *from,
+                                   size_t n) {
     const int bits = ln_block_bits(r->dtype);
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
@@ -181,26 +186,37 @@ static void round_blocks(const struct ln_rounding *r, float *to, const float *fr
     }
 }
 
-static size_t bytes_of(size_t count, int bits) {
+static LN_INLINE size_t bytes_of(size_t count, int bits) {
     return (count * (size_t)bits + 7) / 8;
 }
 
-/* Packs four integers of 6 bits into three bytes, or two of 4 bits into one. */
-static void pack_small(uint8_t *out, const int8_t q[BLOCK], size_t count, int bits) {
-    uint8_t packed[BLOCK];
-    for (int j = 0; bits == 6 && j < BLOCK / 4; j++) {
-        uint32_t four = 0;
-        for (int i = 0; i < 4; i++) four |= (uint32_t)(q[4 * j + i] & 63) << 6 * i;
-        for (int i = 0; i < 3; i++) packed[3 * j + i] = (uint8_t)(four >> 8 * i);
+typedef uint64_t four __attribute__((vector_size(BLOCK))); /* eight integers in each */
+
+/* A mask of the first `n` of each 2 n integers of eight, of so many bits, each n in 8 n bits. */
+static LN_INLINE uint64_t firsts(int n, int bits) {
+    const uint64_t each = n == 4 ? 1 : n == 2 ? 0x100000001 : 0x0001000100010001;
+    return ((UINT64_C(1) << n * bits) - 1) * each;
+}
+
+/* Packs a block of integers of 6 or 4 bits without gaps. */
+static LN_INLINE void pack_small(uint8_t *out, const int8_t q[BLOCK], int bits) {
+    four x;
+    memcpy(&x, q, sizeof x);
+    for (int n = 1; n <= 4; n *= 2) {
+        const uint64_t mask = firsts(n, bits);
+        x = (x & mask) | (x & mask << 8 * n) >> n * (8 - bits);
     }
-    for (int j = 0; bits == 4 && j < BLOCK / 2; j++)
-        packed[j] = (uint8_t)((q[2 * j] & 15) | (q[2 * j + 1] & 15) << 4);
-    memcpy(out, packed, bytes_of(count, bits));
+    const uint64_t of_4[2] = {x[0] | x[1] << 32, x[2] | x[3] << 32};
+    const uint64_t of_6[3] = {x[0] | x[1] << 48, x[1] >> 16 | x[2] << 32, x[2] >> 32 | x[3] << 16};
+    if (bits == 4)
+        memcpy(out, of_4, sizeof of_4);
+    else
+        memcpy(out, of_6, sizeof of_6);
 }
 
 /* Packs float32 elements `from`, or if from is NULL the elements `bf16`. */
-static void pack_blocks(const struct ln_rounding *r, uint8_t *to, const float *from,
-                        const uint16_t *bf16, size_t n) {
+static LN_INLINE void pack_blocks(const struct ln_rounding *r, uint8_t *to, const float *from,
+                                  const uint16_t *bf16, size_t n) {
     const int bits = ln_block_bits(r->dtype);
     uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
@@ -210,37 +226,45 @@ static void pack_blocks(const struct ln_rounding *r, uint8_t *to, const float *f
         if (!from) widen(wide, bf16 + i, count);
         *scale++ =
             quantise(q, from ? from + i : wide, count, bits, r->random, r->key + r->offset + i);
+        uint8_t last[BLOCK], *block = count < BLOCK ? last : out + bytes_of(i, bits);
         if (bits == 8)
-            memcpy(out + i, q, count);
+            memcpy(block, q, BLOCK);
+        else if (bits == 6) /* a constant lets compilers compute the masks */
+            pack_small(block, q, 6);
         else
-            pack_small(out + bytes_of(i, bits), q, count, bits);
+            pack_small(block, q, 4);
+        if (count < BLOCK) memcpy(out + bytes_of(i, bits), last, bytes_of(count, bits));
     }
 }
 
-static void unpack_small(int8_t q[BLOCK], const uint8_t *in, size_t count, int bits) {
-    uint8_t packed[BLOCK] = {0};
-    memcpy(packed, in, bytes_of(count, bits));
-    for (int j = 0; bits == 6 && j < BLOCK / 4; j++) {
-        const uint32_t four =
-            packed[3 * j] | (uint32_t)packed[3 * j + 1] << 8 | (uint32_t)packed[3 * j + 2] << 16;
-        for (int i = 0; i < 4; i++) q[4 * j + i] = (int8_t)((int)((four >> 6 * i & 63) ^ 32) - 32);
+static LN_INLINE void unpack_small(int8_t q[BLOCK], const uint8_t *in, int bits) {
+    uint64_t p[3] = {0};
+    memcpy(p, in, (size_t)(BLOCK / 8 * bits));
+    four x = {p[0], p[0] >> 32, p[1], p[1] >> 32};
+    if (bits == 6) x = (four){p[0], p[0] >> 48 | p[1] << 16, p[1] >> 32 | p[2] << 32, p[2] >> 16};
+    for (int n = 4; n >= 1; n /= 2) {
+        const uint64_t mask = firsts(n, bits);
+        x = (x & mask) | (x & mask << n * bits) << n * (8 - bits);
     }
-    for (int j = 0; bits == 4 && j < BLOCK / 2; j++) {
-        q[2 * j] = (int8_t)(((packed[j] & 15) ^ 8) - 8);
-        q[2 * j + 1] = (int8_t)(((packed[j] >> 4) ^ 8) - 8);
-    }
+    memcpy(q, &x, sizeof x);
+    const int sign = 1 << (bits - 1);
+    for (int j = 0; j < BLOCK; j++) q[j] = (int8_t)((q[j] ^ sign) - sign);
 }
 
-static void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
-                          const uint8_t *payload, size_t n) {
+static LN_INLINE void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
+                                    const uint8_t *payload, size_t n) {
     const int bits = ln_block_bits(dtype);
     const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
         float wide[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
-        if (bits < 8) unpack_small(q, in + bytes_of(i, bits), count, bits);
-        multiply(to ? to + i : wide, bits < 8 ? q : (const int8_t *)in + i, unit_of(*scale++, bits),
+        uint8_t last[BLOCK] = {0};
+        const uint8_t *block = in + bytes_of(i, bits);
+        if (count < BLOCK) block = memcpy(last, block, bytes_of(count, bits));
+        if (bits == 6) unpack_small(q, block, 6);
+        if (bits == 4) unpack_small(q, block, 4);
+        multiply(to ? to + i : wide, bits < 8 ? q : (const int8_t *)block, unit_of(*scale++, bits),
                  count);
         if (!to) narrow(bf16 + i, wide, count);
     }
@@ -288,6 +312,7 @@ size_t ln_payload_default(lossynet_wire_dtype dtype, size_t room) {
     return room < whole ? room : room / whole * whole;
 }
 
+LN_VECTORIZED
 void ln_elements_pack(const struct ln_rounding *r, uint8_t *to, const float *from, size_t n) {
     if (r->dtype == LOSSYNET_FLOAT32)
         memcpy(to, from, n * sizeof *from);
@@ -297,6 +322,7 @@ void ln_elements_pack(const struct ln_rounding *r, uint8_t *to, const float *fro
         pack_blocks(r, to, from, NULL, n);
 }
 
+LN_VECTORIZED
 void ln_elements_pack_bf16(const struct ln_rounding *r, uint8_t *to, const uint16_t *from,
                            size_t n) {
     if (r->dtype == LOSSYNET_BF16)
@@ -305,6 +331,7 @@ void ln_elements_pack_bf16(const struct ln_rounding *r, uint8_t *to, const uint1
         pack_blocks(r, to, NULL, from, n);
 }
 
+LN_VECTORIZED
 void ln_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload, size_t n) {
     if (dtype == LOSSYNET_FLOAT32)
         memcpy(to, payload, n * sizeof *to);
@@ -314,6 +341,7 @@ void ln_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *pay
         unpack_blocks(dtype, to, NULL, payload, n);
 }
 
+LN_VECTORIZED
 void ln_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
                              size_t n) {
     if (dtype == LOSSYNET_BF16)
@@ -322,6 +350,7 @@ void ln_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint
         unpack_blocks(dtype, NULL, to, payload, n);
 }
 
+LN_VECTORIZED
 void ln_elements_copy(const struct ln_rounding *r, float *to, const float *from, size_t n) {
     if (r->dtype == LOSSYNET_BF16)
         round_bf16(to, from, n);
@@ -331,6 +360,7 @@ void ln_elements_copy(const struct ln_rounding *r, float *to, const float *from,
         memcpy(to, from, n * sizeof *to);
 }
 
+LN_VECTORIZED
 void ln_elements_narrow(const struct ln_rounding *r, uint16_t *to, const float *from, size_t n) {
     enum { PIECE = 32 * BLOCK };
     float rounded[PIECE];
@@ -342,6 +372,7 @@ void ln_elements_narrow(const struct ln_rounding *r, uint16_t *to, const float *
     }
 }
 
+LN_VECTORIZED
 void ln_elements_round_bf16(const struct ln_rounding *r, uint16_t *x, size_t n) {
     enum { PIECE = 32 * BLOCK };
     float wide[PIECE];
@@ -355,6 +386,7 @@ void ln_elements_round_bf16(const struct ln_rounding *r, uint16_t *x, size_t n) 
 
 enum { TOO_LARGE = (127 + 64) << 23 }; /* the exponent of 2^64 */
 
+LN_VECTORIZED
 bool ln_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n) {
     uint32_t wrong = 0;
     if (dtype == LOSSYNET_FLOAT32) {
