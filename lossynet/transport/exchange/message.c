@@ -183,7 +183,7 @@ double ln_message_owed(const struct ln_transport *t, int peer) {
             (which == LOSSYNET_GATHER && (int32_t)(p->control.gathers - gather->begun) >= 0) ||
             (int32_t)(p->control.complete[which] - gather->begun) >= 0;
         if (gather->open && begun && m->got_before < m->expects && !ln_needs_is_past(t, p, which))
-            owed = fmax(owed, t->receiver.empty - m->moved);
+            owed = fmax(owed, t->receiver.empty - fmax(m->moved, t->receiver.back));
     }
     return owed;
 }
