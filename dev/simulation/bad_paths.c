@@ -14,6 +14,11 @@
  *     dark          the path between ranks 0 and 1 drops everything, in both directions
  *     dark-way      the same from rank 0 to rank 1 only
  *     dark-switched another path every second, chosen by the seed
+ *     dark-frozen   as dark-way, from the datagram with the number SEED on; when it leaves, all
+ *                   ranks are stopped for 3 s
+ *     dark-relay    as dark-way, and also from rank 0 to rank 2, and 7 s later to rank 3 instead;
+ *                   from the start, datagrams take 200 ms
+ *     dark-corners  as dark, and also from rank 2 to rank 0 and from rank 3 to rank 1
  *     lossy         the network loses 40% of all datagrams
  *     leave         a stranger sends rank 0 a LEAVE in rank 1's name; rank 1 goes on
  *     leaves        a stranger does so every 50 ms
@@ -57,6 +62,9 @@ enum what {
     DARK,
     DARK_WAY,
     DARK_SWITCHED,
+    DARK_FROZEN,
+    DARK_RELAY,
+    DARK_CORNERS,
     LOSSY,
     LEAVE,
     LEAVES,
@@ -71,14 +79,15 @@ enum what {
     WHATS
 };
 static const char *const name[WHATS] = {
-    "none",          "hole",  "hole-packets", "hole-data",    "hole-back",  "dark",   "dark-way",
-    "dark-switched", "lossy", "leave",        "leaves",       "left",       "frozen", "stopped",
-    "dead",          "wrap",  "jitter",       "jitter-short", "jitter-long"};
+    "none",     "hole",          "hole-packets", "hole-data",  "hole-back",    "dark",
+    "dark-way", "dark-switched", "dark-frozen",  "dark-relay", "dark-corners", "lossy",
+    "leave",    "leaves",        "left",         "frozen",     "stopped",      "dead",
+    "wrap",     "jitter",        "jitter-short", "jitter-long"};
 
 static struct {
     enum what what;
     double timeout, begun, failed_at, forged;
-    int failed, steps, late_steps;
+    int failed, steps, late_steps, left; /* left: datagrams until the path of dark-frozen is dark */
     bool done;
     uint64_t expected, arrived; /* packets, in the second half */
     double counted_seconds;     /* of rank 0's steps in the second half */
@@ -108,6 +117,7 @@ static void forge_leave(int sender, int receiver, const uint8_t *bytes) {
 }
 
 static double jitter(void) {
+    if (run.what == DARK_RELAY) return 0.2;
     if (run.what == JITTER) return 0.04 + 0.02 * uniform();
     if (run.what == JITTER_SHORT) return 0.005 * uniform();
     if (run.what == JITTER_LONG) return 0.05 + 0.5 * uniform();
@@ -125,6 +135,13 @@ static bool is_switched_off(int a, int b, int second) {
     return (a == dark[0] && b == dark[1]) || (a == dark[1] && b == dark[0]);
 }
 
+/* Whether a path is dark from a certain datagram on, with which all ranks stop for a while. */
+static bool is_dark_frozen(int sender, int receiver) {
+    if (sender != 0 || receiver != 1) return false;
+    for (int r = 0; r < RANKS && run.left == 1; r++) simulation_stop(r, 3 + 0.05 * uniform());
+    return --run.left <= 0;
+}
+
 static bool is_dropped(int sender, int receiver, const uint8_t *bytes, size_t count) {
     const double since = since_event();
     const bool path = sender + receiver == 1;
@@ -135,6 +152,10 @@ static bool is_dropped(int sender, int receiver, const uint8_t *bytes, size_t co
     if (run.what == DARK) return path;
     if (run.what == DARK_WAY) return sender == 0 && receiver == 1;
     if (run.what == DARK_SWITCHED) return is_switched_off(sender, receiver, (int)since);
+    if (run.what == DARK_FROZEN) return is_dark_frozen(sender, receiver);
+    if (run.what == DARK_RELAY)
+        return sender == 0 && (receiver == 1 || receiver == 2 + (since > 7));
+    if (run.what == DARK_CORNERS) return path || sender == receiver + 2;
     if (run.what == LOSSY) return uniform() < 0.4;
     return false;
 }
@@ -255,6 +276,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     run.what = (enum what)what;
+    run.left = argc > 2 ? atoi(argv[2]) : 1;
     const struct simulation_settings settings = {.ranks = RANKS,
                                                  .seed = argc > 2 ? (uint64_t)atoll(argv[2]) : 1,
                                                  .longest_seconds = 2000,

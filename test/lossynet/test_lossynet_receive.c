@@ -642,6 +642,34 @@ static void test_forged_abort(void **state) {
     lossynet_close(comm);
 }
 
+/* A relay sends on directly what a peer itself has sent, even if its own datagrams go another way:
+ * that may be out of date, and the sender finds out what arrives. */
+static void test_a_relay(void **state) {
+    (void)state;
+    struct lossynet_world world = {.rank = 0, .ranks = 4};
+    struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
+    struct lossynet_comm *comm;
+    fake.hear = NULL;
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+                     LOSSYNET_OK);
+    struct ln_transport *t = comm->transport;
+    struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
+    h.receiver = 2;
+    ln_threads_enter(t);
+    t->peers[2].detour.way = WAY_BY + 3;
+    ln_threads_leave(t);
+    for (int sender = 1; sender < 4; sender += 2) { /* all from rank 1 */
+        h.sender = (uint16_t)sender;
+        feed(comm, h, 64);
+        assert_int_equal(t->receiver.relayed.packets[LOSSYNET_GRADIENT], 1);
+        assert_int_equal(t->receiver.rejected.invalid, sender != 1);
+    }
+    ln_threads_enter(t);
+    t->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
+    ln_threads_leave(t);
+    lossynet_close(comm);
+}
+
 /* A link whose queue strangers keep full does not hide that a peer is silent. */
 static void test_a_flood(void **state) {
     (void)state;
@@ -728,6 +756,7 @@ int main(void) {
         cmocka_unit_test(test_nonces),
         cmocka_unit_test(test_owed_message),
         cmocka_unit_test(test_a_repeated_fragment),
+        cmocka_unit_test(test_a_relay),
         cmocka_unit_test(test_a_flood),
         cmocka_unit_test(test_default_packets),
         cmocka_unit_test(test_forged_abort),

@@ -20,7 +20,7 @@ def simulate(round_trip, lost, queue=1024, ranks=4, packet=256, rule="plain"):
 @pytest.mark.parametrize("round_trip,lost,control,step_ms", [
     (2e-4, 0.0, 18, 0.9), (2e-4, 0.1, 22, 3.2),
     (1e-2, 0.0, 40, 26), (1e-2, 0.1, 40, 45),
-    (1e-1, 0.0, 40, 252), (1e-1, 0.1, 40, 300),
+    (1e-1, 0.0, 40, 252), (1e-1, 0.1, 40, 330),
 ])
 def test_control_datagrams(round_trip, lost, control, step_ms):
     """Limits the control datagrams per peer and step, and the time of a step. A message is repeated at most once
@@ -154,9 +154,9 @@ def test_random_stops_and_loss(carry, repair):
         assert got["steps"] >= 400 and (not carry or got["uncounted"] == 0), got
 
 
-def bad_paths(what, seed=1):
-    done = subprocess.run([str(BUILD / "bad_paths"), what, str(seed)], cwd=ROOT, text=True, capture_output=True,
-                          timeout=TIMEOUT, check=True)
+def bad_paths(what, seed=1, timeout=4):
+    command = [str(BUILD / "bad_paths"), what, str(seed), str(timeout)]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT, check=True)
     words = done.stdout.split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}, done.stderr
 
@@ -203,6 +203,28 @@ def test_a_path_that_drops_everything_is_gone_around():
         assert 1 <= len(said.splitlines()) <= 2 and "by way of rank" in said, said
     got, _ = bad_paths("dark-switched")
     assert got["failed"] == 0 and got["lost"] < 0.1 and got["step_ms"] < 2 * before["step_ms"], (got, before)
+
+
+@pytest.mark.parametrize("timeout,steps", [(1, 750), (4, 650), (60, 300)])
+def test_a_way_is_found_after_a_standstill(timeout, steps):
+    """A direction goes dark with any datagram of an exchange, and all ranks stop at that moment for 3 s, after which
+    round trips seem to be long. The others may need nothing of the two, and say nothing, but must help."""
+    for number in range(39, 49):
+        got, said = bad_paths("dark-frozen", number, timeout)
+        assert got["failed"] == 0 and got["steps"] > steps and got["after"] > 90, (number, got, said)
+
+
+def test_a_relay_goes_dark_on_a_long_path():
+    """Over a round trip of 400 ms: that the direct way is tried again each second does not end the search."""
+    got, said = bad_paths("dark-relay", timeout=60)
+    assert got["failed"] == 0 and got["after"] > 0, (got, said)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_way_leads_there_and_back(seed):
+    """Two hosts reach each other only by way of one host in one direction, and of another one in the other."""
+    got, said = bad_paths("dark-corners", seed)
+    assert got["failed"] == 0 and got["after"] > 80 and got["lost"] == 0, (got, said)
 
 
 def test_many_ranks_while_links_are_down():

@@ -100,15 +100,16 @@ void ln_control_ask_by(struct ln_transport *t, int peer, int way, uint32_t numbe
     send_in_class(t, peer, way, WIRE_PROBE, 0, number, 0, false, 0);
 }
 
-/* Answers each way's last question. */
+/* Answers each way's last question, on three ways (detour.c). */
 static void answer_by(struct ln_transport *t, int peer) {
-    const int present = t->peers[peer].detour.way;
-    struct ln_way_question *asked = t->peers[peer].detour.to_answer;
-    for (int i = 0; i < LOSSYNET_ANSWERS && asked[i].number; i++) {
-        const struct ln_way_question q = asked[i];
-        send_in_class(t, peer, q.way, WIRE_STATE, 0, q.number, 0, false, 0);
-        if (q.way != present) send_in_class(t, peer, present, WIRE_STATE, 0, q.number, 0, false, 0);
-        asked[i].number = 0;
+    struct ln_detour *d = &t->peers[peer].detour;
+    for (int i = 0; i < LOSSYNET_ANSWERS && d->to_answer[i].number; i++) {
+        const struct ln_way_question q = d->to_answer[i];
+        const int way[] = {q.way, d->way, d->candidate};
+        for (int k = 0; k < 3; k++)
+            if (k == 0 || (way[k] != q.way && (k == 1 || way[k] != d->way)))
+                send_in_class(t, peer, way[k], WIRE_STATE, 0, q.number, 0, false, 0);
+        d->to_answer[i].number = 0;
     }
 }
 
