@@ -10,7 +10,7 @@ import pytest
 from program import ROOT
 
 SCRIPT = """#!/bin/sh
-case "$*" in *-dumpmachine*) echo x86_64-linux-gnu; exit;; esac
+case "$*" in *-dumpmachine*) echo x86_64-linux-gnu; exit;; *-print-prog-name=*) echo true; exit;; esac
 while [ $# -gt 1 ]; do case "$1" in -o|rcs) >"$2";; esac; shift; done
 """
 GIVEN = {"MPI": 1, "VERBS": 1, "SECURE": 1, "MEET": 1, "CUDA": 0, "BLAS": "onednn", "REVISION": "one"}
