@@ -291,11 +291,11 @@ static bool worker_pass(void *trainer, struct worker *w, int set) {
                      a->host_targets);
     activations_send(a, t->be, B * T);
     struct bucket_hooks *pass = data_parallel_pass(&t->dp, w, set, m == 0, m == M - 1);
-    port_pass_begin(pass);
-    if (!pass->repeated)
+    if (!port_pass_begin(pass)) {
         model_forward_backward(t->be, &t->layout, pass->params, &pass->gradient, a, B, T, scale,
                                m > 0, pass);
-    port_pass_end(pass);
+        port_pass_end(pass);
+    }
     activations_send_losses(a, t->be, B * T);
     read_losses(t, set); /* of the pass before: this one is queued */
     t->unread[set] = w;

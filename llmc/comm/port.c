@@ -140,16 +140,16 @@ static int number_of(const struct bucket_hooks *h) {
     return kind * h->port->local + (int)(h->worker - h->port->worker);
 }
 
-void port_pass_begin(struct bucket_hooks *h) {
+bool port_pass_begin(const struct bucket_hooks *h) {
     const struct {
         const void *params, *gradient;
         int64_t set, alone;
     } key = {h->params, h->gradient.first, h->set, h->first && h->last};
-    h->repeated = can_repeat(h->port) && h->port->be->pass_begin(number_of(h), &key, sizeof key);
+    return can_repeat(h->port) && h->port->be->pass_begin(number_of(h), &key, sizeof key);
 }
 
-void port_pass_end(struct bucket_hooks *h) {
-    if (!h->repeated && can_repeat(h->port)) h->port->be->pass_end(number_of(h));
+void port_pass_end(const struct bucket_hooks *h) {
+    if (can_repeat(h->port)) h->port->be->pass_end(number_of(h));
 }
 
 void port_values_out(const struct port *p, enum array what, enum array_extent extent) {

@@ -68,15 +68,14 @@ struct bucket_hooks {
     int set;
     int sent;         /* buckets of the gradient that are on the host, where phases overlap */
     bool first, last; /* of the step's micro-batches */
-    bool
-        repeated; /* the operations of an earlier pass were queued again: nothing is to be called */
-    double waited; /* seconds that the worker waited for parameters */
+    double waited;    /* seconds that the worker waited for parameters */
     lossynet_status status;
 };
-/* Call around the operations of a pass, when its set, first and last are known. Where all workers are on one device,
- * the passes of a worker differ in the contents of memory alone, and are repeated (backend.h, pass_begin). */
-void port_pass_begin(struct bucket_hooks *hooks);
-void port_pass_end(struct bucket_hooks *hooks);
+/* Where all workers are on one device, the passes of a worker differ in the contents of memory alone, and are
+ * repeated (backend.h, pass_begin). Call port_pass_begin when a pass's set, first and last are known. True: its
+ * operations are queued. False: the caller calls them, and then port_pass_end. */
+bool port_pass_begin(const struct bucket_hooks *hooks);
+void port_pass_end(const struct bucket_hooks *hooks);
 /* The model calls these, so that the network works while it computes: before a bucket's parameters are
  * first read, and as soon as a bucket's gradient is final. NULL: nothing. */
 void bucket_needed(struct bucket_hooks *hooks, int bucket);
