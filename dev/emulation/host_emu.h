@@ -162,6 +162,13 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     cuda_emu::event_finish(event);
     return cudaSuccess;
 }
+/* A host function may not call CUDA. */
+static inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*call)(void *),
+                                             void *argument) {
+    cuda_emu::enqueue(stream, [call, argument] { call(argument); });
+    return cudaSuccess;
+}
+
 /* ---- graphs: what a stream is given is kept, and queued as one piece of work, in its order ---- */
 
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
@@ -193,13 +200,6 @@ static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t st
     cuda_emu::enqueue(stream, [graph] {
         for (const std::function<void()> &work : *graph) work();
     });
-    return cudaSuccess;
-}
-
-/* A host function may not call CUDA. */
-static inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*call)(void *),
-                                             void *argument) {
-    cuda_emu::enqueue(stream, [call, argument] { call(argument); });
     return cudaSuccess;
 }
 

@@ -610,15 +610,21 @@ static void test_default_packets(void **state) {
     fake.room = 0;
 }
 
-/* An ABORT in one peer's name ends nothing while that peer goes on; that of a second one does. */
-static void test_forged_abort(void **state) {
-    (void)state;
+/* A comm of four ranks that hear nothing of each other but what is fed. This one is rank 0. */
+static struct lossynet_comm *open_four(void) {
     struct lossynet_world world = {.rank = 0, .ranks = 4};
     struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
     struct lossynet_comm *comm;
     fake.hear = NULL;
     assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
+    return comm;
+}
+
+/* An ABORT in one peer's name ends nothing while that peer goes on; that of a second one does. */
+static void test_forged_abort(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_four();
     struct ln_transport *t = comm->transport;
     uint8_t datagram[WIRE_HEADER_BYTES + WIRE_STATE_BYTES] = {0};
     struct wire_header h = data_header(comm, 0, 0);
@@ -646,12 +652,7 @@ static void test_forged_abort(void **state) {
  * that may be out of date, and the sender finds out what arrives. */
 static void test_a_relay(void **state) {
     (void)state;
-    struct lossynet_world world = {.rank = 0, .ranks = 4};
-    struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
-    struct lossynet_comm *comm;
-    fake.hear = NULL;
-    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-                     LOSSYNET_OK);
+    struct lossynet_comm *comm = open_four();
     struct ln_transport *t = comm->transport;
     struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
     h.receiver = 2;
