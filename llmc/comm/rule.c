@@ -12,24 +12,25 @@
 
 static const struct lossynet_rule *loaded;
 static char checksum[CHECKSUM_TEXT_BYTES], last_line[4608];
+static struct sigaction before[NSIG]; /* who handled a crash: nobody, a sanitizer, UCX */
 
+/* The instruction crashes again after this, and abort() goes on: then for the earlier handler, if there is one. */
 static void crashed(int number) {
-    if (write(STDERR_FILENO, last_line, strlen(last_line)) >= 0) raise(number);
+    if (write(STDERR_FILENO, last_line, strlen(last_line)) >= 0)
+        sigaction(number, &before[number], NULL);
 }
 
-/* A crash names the file, since it may be the rule's. Where sanitizers or MPI report crashes, they do. */
+/* A crash names the file, since it may be the rule's. */
 static void report_crashes(const char *path) {
     static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
     const struct sigaction report = {.sa_handler = crashed, .sa_flags = (int)SA_RESETHAND};
-    struct sigaction before;
     snprintf(
         last_line, sizeof last_line,
         "%s: crashed with --rule %s: expected its functions to write `values` and `average` only, "
         "[count] elements (lossynet.h); gdb shows the place\n",
         log_program, path);
     for (size_t i = 0; i < sizeof crashes / sizeof *crashes; i++)
-        if (!sigaction(crashes[i], NULL, &before) && before.sa_handler == SIG_DFL)
-            sigaction(crashes[i], &report, NULL);
+        sigaction(crashes[i], &report, &before[crashes[i]]);
 }
 
 int rule_load(const struct options *o) {
