@@ -164,6 +164,7 @@ struct ln_receiver {
     double news;      /* when a datagram last came */
     double next_turn; /* when the next turn is to begin, at the latest */
     double back;      /* when this rank last noticed that it had been stopped itself */
+    double resumed;   /* the same, also after a short stop (progress.c) */
     double grace;     /* from GRACE_MIN on, learnt from late DATA, slowly forgotten (recv.c) */
     uint32_t nonces;  /* PROBEs sent with a number */
     int unanswered;   /* peers with live.repeated */

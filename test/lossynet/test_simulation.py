@@ -205,13 +205,13 @@ def test_a_path_that_drops_everything_is_gone_around():
     assert got["failed"] == 0 and got["lost"] < 0.1 and got["step_ms"] < 2 * before["step_ms"], (got, before)
 
 
-@pytest.mark.parametrize("timeout,steps", [(1, 750), (4, 650), (60, 300)])
-def test_a_way_is_found_after_a_standstill(timeout, steps):
-    """A direction goes dark with any datagram of an exchange, and all ranks stop at that moment for 3 s, after which
-    round trips seem to be long. The others may need nothing of the two, and say nothing, but must help."""
+@pytest.mark.parametrize("timeout", [1, 4, 60])
+def test_a_way_is_found_after_a_standstill(timeout):
+    """A direction goes dark with any datagram of an exchange, and all ranks stop at that moment for 3 s, which is no
+    round trip. The others may need nothing of the two, and say nothing, but must help. The search takes 0.4 s."""
     for number in range(39, 49):
         got, said = bad_paths("dark-frozen", number, timeout)
-        assert got["failed"] == 0 and got["steps"] > steps and got["after"] > 90, (number, got, said)
+        assert got["failed"] == 0 and got["steps"] > 775 and got["after"] > 90, (number, got, said)
 
 
 def test_a_relay_goes_dark_on_a_long_path():

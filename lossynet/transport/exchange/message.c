@@ -151,7 +151,8 @@ void ln_message_acknowledge(struct ln_transport *t, int peer, const struct wire_
     const int which = h->kind - WIRE_MESSAGES;
     struct ln_message *m = &p->message[which];
     double taken = 1e-6 * (uint32_t)(stamp_of(t->receiver.now) - h->sequence);
-    if (h->sequence && taken > 0 && taken < t->session.peer_timeout) {
+    const bool ran = t->receiver.now - taken >= t->receiver.resumed; /* all the time */
+    if (h->sequence && taken > 0 && taken < t->session.peer_timeout && ran) {
         ln_timer_measured(&p->round_trip, taken);
         t->agenda.slowest = fmax(t->agenda.slowest, p->round_trip.mean);
     }

@@ -25,6 +25,7 @@ static const double SUSPECTED = 0.25;        /* silence of a peer after which we
 static const double SUSPECTED_PAUSE = 0.015; /* pause between such questions */
 static const double AWAY = 0.5;              /* a turn so much too late: this rank was stopped */
 /* Times, in seconds. */
+static const double STOPPED = 0.5; /* a turn so much too late: not just a busy machine */
 static const double LEAVING = 1.0; /* longest wait until peers know that we leave */
 static const double ABORTED = 1.0; /* a peer that sent ABORT or LEAVE is gone if silent so long, */
 static const double REFUSED = 0.2; /* a peer has ended if its host refuses datagrams meanwhile, */
@@ -46,10 +47,11 @@ static void note_read(struct ln_transport *t, int n) {
 }
 
 /* Notes that this rank was stopped itself (a debugger, a suspended host). Then the others may have
- * been stopped with it, and their silence begins anew. */
+ * been stopped with it, and their silence begins anew. What was answered meanwhile took no round trip. */
 static void note_return(struct ln_transport *t) {
     if (t->receiver.now > t->receiver.next_turn + AWAY * t->session.peer_timeout)
         t->receiver.back = t->receiver.now;
+    if (t->receiver.now > t->receiver.next_turn + STOPPED) t->receiver.resumed = t->receiver.now;
     t->receiver.next_turn = t->receiver.now;
 }
 
