@@ -21,6 +21,7 @@ esac
 if [ "$2" -lt 400 ] || [ "$2" -gt 32000 ]; then
     fail "the vocabulary is $2, expected 400 to 32000" 2
 fi
+[ -f "$1" ] && [ -r "$1" ] || fail "cannot read the text '$1'"
 command -v spm_train >/dev/null ||
     fail "the program 'spm_train' is missing; install the package sentencepiece"
 

@@ -16,7 +16,7 @@ case ${1-} in
 -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
 esac
 usage="usage: scripts/dependencies.sh build|quickstart|elastic|sweep|check|test|lint|bench|simulate [--list]"
-purpose=${1:?$usage}
+purpose=${1-}
 
 # Which groups of the table below each purpose takes.
 case $purpose in

@@ -159,6 +159,8 @@ def write_csv(events, path):
         columns += [name for name in row if name not in columns]
     whole = path.is_file() or not path.exists()  # a pipe or a device, such as /dev/stdout, keeps its place
     partial = path.with_name(path.name + ".partial") if whole else path
+    if not path.parent.is_dir():
+        raise LogError(f"{path}: there is no folder {path.parent}")
     with open(partial, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()

@@ -179,6 +179,9 @@ static int open_file(struct dataloader *loader, const char *path) {
 
 /* GLOB_NOCHECK: if nothing matches, the only path is the pattern itself. */
 static int any_matches(const char *pattern, const glob_t *matches) {
+    if (file_is_directory(matches->gl_pathv[0]))
+        return log_error("'%s' is a directory, expected its token files, as in '%s/*_train.bin'",
+                         matches->gl_pathv[0], matches->gl_pathv[0]);
     if (matches->gl_pathc > 1 || !access(matches->gl_pathv[0], F_OK)) return 0;
     return log_error("no file matches '%s', expected llm.c token files; make some with "
                      "build/tokenize",

@@ -203,8 +203,9 @@ int tokenizer_open(const char *path, struct tokenizer **out) {
         auto loaded = t->processor.LoadFromSerializedProto(
             std::string_view(static_cast<const char *>(map.data), map.bytes));
         if (!loaded.ok() || t->processor.GetPieceSize() == 0)
-            return log_error("'%s' is no SentencePiece model (tokenizer.model): %s", path,
-                             loaded.ToString().c_str());
+            return log_error("'%s' is no SentencePiece model: expected a tokenizer.model, as "
+                             "data/train_tokenizer.sh writes",
+                             path);
         t->cuts_at_newlines = find_cuts_at_newlines(*t);
         *out = t.release();
         return 0;

@@ -61,7 +61,7 @@ static void test_bad_files(void **state) {
     struct spec good = {TOKENS_MAGIC, TOKENS_VERSION, -1, 0, 100, 0}, spec;
     assert_open_reports(in_scratch("absent_*.bin"), DATALOADER_TRAIN, 8, "no file matches");
     assert_open_reports(in_scratch("absent.bin"), DATALOADER_TRAIN, 8, "absent.bin'");
-    assert_open_reports(scratch, DATALOADER_TRAIN, 8, "a directory, expected a regular file");
+    assert_open_reports(scratch, DATALOADER_TRAIN, 8, "a directory, expected its token files");
     assert_open_reports("/dev/null", DATALOADER_TRAIN, 8, "a device or pipe");
 
     const char *path = in_scratch("bad.bin");

@@ -141,7 +141,7 @@ def test_csv_into_a_pipe(run, tmp_path):
 
 @pytest.mark.parametrize("arguments, code, said", [
     (["absent", "--csv", "x"], 1, "there is no absent/log.jsonl: expected the directory that --out named"),
-    (["RUN", "--csv", "/absent/x.csv"], 1, "export.py: /absent/x.csv.partial: No such file"),
+    (["RUN", "--csv", "/absent/x.csv"], 1, "export.py: /absent/x.csv: there is no folder /absent"),
     (["RUN"], 2, "--tensorboard --wandb --csv is required"),
     (["RUN", "--csv", "x", "--follow"], 2, "--follow: expected --tensorboard or --wandb"),
     (["RUN", "--wandb", "p"], 1, "pip install wandb"),

@@ -55,7 +55,16 @@ def test_report_refuses_a_run_that_did_not_end(tmp_path):
 def test_dependencies_has_nothing_to_say_when_all_is_there():
     for purpose in "quickstart", "check", "test":
         assert call("scripts/dependencies.sh", purpose).stdout == ""
-    assert call("scripts/dependencies.sh", "nonsense").returncode == 2
+
+
+@pytest.mark.parametrize("command, code, said", [
+    (["scripts/dependencies.sh"], 2, "usage: scripts/dependencies.sh build|"),
+    (["scripts/dependencies.sh", "nonsense"], 2, "usage: scripts/dependencies.sh build|"),
+    (["data/train_tokenizer.sh", "absent.txt", "4096"], 1, "train_tokenizer.sh: cannot read the text 'absent.txt'"),
+    (["data/train_tokenizer.sh", "data", "4096"], 1, "train_tokenizer.sh: cannot read the text 'data'")])
+def test_a_mistake_is_answered_in_one_line(command, code, said):
+    done = call(*command)
+    assert done.returncode == code and len(done.stderr.splitlines()) == 1 and done.stderr.startswith(said)
 
 
 @pytest.mark.parametrize("name, said", [
