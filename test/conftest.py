@@ -147,6 +147,9 @@ class CRun:
                 run = subprocess.run([str(self.program)], cwd=ROOT, env=environment, text=True,
                                      capture_output=True, timeout=C_TIMEOUT, check=False)
                 self.status, self.output = run.returncode, run.stdout + run.stderr
+            except FileNotFoundError:
+                self.status = -1
+                self.output = f"the program is not built: make test PYTEST='-k {self.program.name}' builds and runs it"
             except (OSError, subprocess.TimeoutExpired) as error:
                 self.status, self.output = -1, str(error)
             self.ok, self.skipped = {}, set()

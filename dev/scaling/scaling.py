@@ -19,8 +19,7 @@ rule    the same with what the program does about loss by default. It costs no s
         bytes, at most a fifth of the phase, a phase, and a round of small messages in which they are
         asked for.
 int8    the same with --wire-dtype int8, which costs no steps either: 33/64 of the bytes of bf16, which
-        all others are taken to send, and room for a second round. The default takes it only where
-        --loss-rate says how much is lost; a network that loses by itself needs the option.
+        all others are taken to send, and room for a second round.
 ring    2 (N-1) rounds. In each, every worker sends 1/N of the vector to the next. Worker i starts
         round k when worker i-1 has ended round k-1 (Patarasuk, Yuan 2009), so a worker that waits
         makes others wait. The rounds are drawn at random one by one. A ring of more than 1,024

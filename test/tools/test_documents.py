@@ -92,6 +92,12 @@ def test_the_parts_of_the_architecture_are_there():
                 assert re.search(rf"^\w[^;]*\b{name}\(", read(here), re.MULTILINE), f"{here} has no {name}"
 
 
+def test_a_script_can_be_called_as_documents_call_it():
+    scripts = [str(path) for path in FILES if (ROOT / path).is_file() and (ROOT / path).read_bytes()[:2] == b"#!"]
+    assert len(scripts) > 40
+    assert not [name for name in scripts if not os.access(ROOT / name, os.X_OK)]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_what_a_document_names_is_there(document):
     text = read(document)
