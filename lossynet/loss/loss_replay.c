@@ -13,33 +13,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct link_record {
-    uint64_t step;
-    int phase, sender, receiver;
-    size_t start, count; /* in `arrived` */
-};
+enum { PART = 2, TOLD, KINDS }; /* kinds of records; before them a link's, which are its phases */
 
-struct part_record {
+struct record {
     uint64_t step;
-    int worker;
+    int kind, worker, other; /* of a link its receiver and its sender; else `other` is 0 */
+    size_t start, count;     /* in `arrived`: packets of a link, or what a worker was told */
     struct lossynet_part part;
 };
 
-struct told_record {
-    uint64_t step;
-    int worker;
-    size_t start, count; /* in `arrived` */
-};
-
 struct ln_loss_replay {
-    const char *path; /* of the settings */
-    bool ends;        /* the file's last line says that nothing is missing */
-    uint8_t *arrived; /* [packets] */
-    struct link_record *link;
-    struct part_record *part;
-    struct told_record *told;
-    size_t packets, links, parts, tolds;
-    size_t room_packets, room_links, room_parts, room_tolds;
+    const char *path;      /* of the settings */
+    bool ends;             /* the file's last line says that nothing is missing */
+    uint8_t *arrived;      /* [packets] */
+    struct record *record; /* [records], after reading in order of kind and step */
+    size_t packets, records, room_packets, room_records;
+    size_t link; /* the last record of a link */
+    size_t of[KINDS];
 };
 
 /* Makes room for one more element, and returns the array. NULL: no memory. */
@@ -81,39 +71,32 @@ static lossynet_status take_digits(struct ln_loss_replay *r, const char *line, c
 
 /* Reads a line that begins with "# step". LOSSYNET_FILE: it has none of our three forms. */
 static lossynet_status take_header(struct ln_loss_replay *r, const char *line) {
-    struct link_record link = {.start = r->packets};
-    struct part_record part;
-    struct told_record told = {.start = r->packets};
-    char phase[16], what[16];
+    struct record new = {.start = r->packets};
+    char what[16];
     int digits = 0;
-    if (sscanf(line, "# step %" SCNu64 ", %15[a-z], worker %d to %d", &link.step, phase,
-               &link.sender, &link.receiver) == 4) {
-        link.phase = strcmp(phase, "gradient") ? LOSSYNET_PARAMETER : LOSSYNET_GRADIENT;
-        if (link.phase == LOSSYNET_PARAMETER && strcmp(phase, "parameter")) return LOSSYNET_FILE;
-        if (link.sender < 0 || link.receiver < 0) return LOSSYNET_FILE;
-        GROW(r, link, links, room_links);
-        r->link[r->links++] = link;
-        return LOSSYNET_OK;
+    if (sscanf(line, "# step %" SCNu64 ", %15[a-z], worker %d to %d", &new.step, what, &new.other,
+               &new.worker) == 4) {
+        new.kind = strcmp(what, "gradient") ? LOSSYNET_PARAMETER : LOSSYNET_GRADIENT;
+        if (new.kind == LOSSYNET_PARAMETER && strcmp(what, "parameter")) return LOSSYNET_FILE;
+        r->link = r->records;
+    } else if (sscanf(line, "# step %" SCNu64 ", worker %d %15[a-z], norm %la, lead %la", &new.step,
+                      &new.worker, what, &new.part.norm, &new.part.lead) == 5) {
+        new.kind = PART;
+        new.part.takes_part = true;
+        new.part.computes = strcmp(what, "computes") == 0;
+        if (!new.part.computes && strcmp(what, "idles")) return LOSSYNET_FILE;
+        if (!is_noted(new.part.norm) || !is_noted(new.part.lead)) return LOSSYNET_FILE;
+    } else {
+        new = (struct record){.kind = TOLD, .start = r->packets};
+        sscanf(line, "# step %" SCNu64 ", worker %d told %n", &new.step, &new.worker, &digits);
+        if (digits == 0) return LOSSYNET_FILE;
+        lossynet_status status = take_digits(r, line + digits, '1', &new.count);
+        if (status) return status;
     }
-    if (sscanf(line, "# step %" SCNu64 ", worker %d %15[a-z], norm %la, lead %la", &part.step,
-               &part.worker, what, &part.part.norm, &part.part.lead) == 5) {
-        part.part.takes_part = true;
-        part.part.computes = strcmp(what, "computes") == 0;
-        if (!part.part.computes && strcmp(what, "idles")) return LOSSYNET_FILE;
-        if (part.worker < 0 || !is_noted(part.part.norm) || !is_noted(part.part.lead))
-            return LOSSYNET_FILE;
-        GROW(r, part, parts, room_parts);
-        r->part[r->parts++] = part;
-        return LOSSYNET_OK;
-    }
-    if (sscanf(line, "# step %" SCNu64 ", worker %d told %n", &told.step, &told.worker, &digits) !=
-            2 ||
-        digits == 0)
-        return LOSSYNET_FILE;
-    lossynet_status status = take_digits(r, line + digits, '1', &told.count);
-    if (status) return status;
-    GROW(r, told, tolds, room_tolds);
-    r->told[r->tolds++] = told;
+    if (new.worker < 0 || new.other < 0) return LOSSYNET_FILE;
+    GROW(r, record, records, room_records);
+    r->record[r->records++] = new;
+    r->of[new.kind]++;
     return LOSSYNET_OK;
 }
 
@@ -121,7 +104,8 @@ static lossynet_status take_header(struct ln_loss_replay *r, const char *line) {
 static lossynet_status take_line(struct ln_loss_replay *r, const char *line) {
     if (!strncmp(line, "# step", 6)) return take_header(r, line);
     if (line[0] == '#' || !line[0]) return LOSSYNET_OK;
-    return r->links ? take_digits(r, line, '0', &r->link[r->links - 1].count) : LOSSYNET_FILE;
+    const bool follows = r->of[LOSSYNET_GRADIENT] || r->of[LOSSYNET_PARAMETER];
+    return follows ? take_digits(r, line, '0', &r->record[r->link].count) : LOSSYNET_FILE;
 }
 
 static lossynet_status read_file(struct ln_loss_replay *r, FILE *file, const char *name, char *why,
@@ -148,67 +132,55 @@ static lossynet_status read_file(struct ln_loss_replay *r, FILE *file, const cha
     return status || r->ends ? status : LOSSYNET_FILE;
 }
 
-static int by_link(const void *a, const void *b) {
-    const struct link_record *x = a, *y = b;
+static int in_order(const void *a, const void *b) {
+    const struct record *x = a, *y = b;
+    if (x->kind != y->kind) return x->kind - y->kind;
     if (x->step != y->step) return x->step < y->step ? -1 : 1;
-    if (x->phase != y->phase) return x->phase - y->phase;
-    return x->receiver != y->receiver ? x->receiver - y->receiver : x->sender - y->sender;
+    return x->worker != y->worker ? x->worker - y->worker : x->other - y->other;
 }
 
-static int by_part(const void *a, const void *b) {
-    const struct part_record *x = a, *y = b;
-    return x->step != y->step ? (x->step < y->step ? -1 : 1) : x->worker - y->worker;
+/* The sorted records of workers' parts. */
+static const struct record *parts_of(const struct ln_loss_replay *r) {
+    return r->record + r->of[LOSSYNET_GRADIENT] + r->of[LOSSYNET_PARAMETER];
 }
 
-static int by_told(const void *a, const void *b) {
-    const struct told_record *x = a, *y = b;
-    return x->step != y->step ? (x->step < y->step ? -1 : 1) : x->worker - y->worker;
+static const struct record *find(const struct ln_loss_replay *r, int kind, uint64_t step,
+                                 int worker, int other) {
+    const struct record key = {.kind = kind, .step = step, .worker = worker, .other = other};
+    return bsearch(&key, r->record, r->records, sizeof key, in_order);
 }
 
 /* ---- whether it is a record of this run ---- */
 
 /* Says in `why` what a sorted record has twice. */
 static bool has_once(const struct ln_loss_replay *r, char *why, size_t why_size) {
-    uint64_t step = 0;
-    int worker = -1;
-    for (size_t i = 1; i < r->links && worker < 0; i++)
-        if (!by_link(&r->link[i - 1], &r->link[i])) {
-            step = r->link[i].step;
-            worker = r->link[i].receiver;
-        }
-    for (size_t i = 1; i < r->parts && worker < 0; i++)
-        if (!by_part(&r->part[i - 1], &r->part[i])) {
-            step = r->part[i].step;
-            worker = r->part[i].worker;
-        }
-    for (size_t i = 1; i < r->tolds && worker < 0; i++)
-        if (!by_told(&r->told[i - 1], &r->told[i])) {
-            step = r->told[i].step;
-            worker = r->told[i].worker;
-        }
-    if (worker >= 0)
+    for (size_t i = 1; i < r->records; i++) {
+        if (in_order(&r->record[i - 1], &r->record[i])) continue;
         snprintf(why, why_size,
                  "replay %s: step %" PRIu64 " of worker %d is there twice: expected the record of "
                  "each rank once",
-                 r->path, step, worker);
-    return worker < 0;
+                 r->path, r->record[i].step, r->record[i].worker);
+        return false;
+    }
+    return true;
 }
 
 /* Says in `why` which worker or which step a sorted record lacks. The first step may be that of a resumed
  * run (ln_loss_replay_has). */
 static bool has_all(const struct ln_loss_replay *r, int workers, char *why, size_t why_size) {
+    const struct record *part = parts_of(r);
     for (int w = 0; w < workers; w++) {
         size_t i = 0;
-        while (i < r->parts && r->part[i].worker != w) i++;
-        if (i < r->parts) continue;
+        while (i < r->of[PART] && part[i].worker != w) i++;
+        if (i < r->of[PART]) continue;
         snprintf(why, why_size,
                  "replay %s: it has nothing of worker %d: expected the records of all ranks",
                  r->path, w);
         return false;
     }
-    for (size_t i = 1; i < r->parts; i++) {
-        const uint64_t next = r->part[i - 1].step + 1;
-        if (r->part[i].step <= next) continue;
+    for (size_t i = 1; i < r->of[PART]; i++) {
+        const uint64_t next = part[i - 1].step + 1;
+        if (part[i].step <= next) continue;
         snprintf(why, why_size,
                  "replay %s: it lacks step %" PRIu64 ": expected all that was recorded", r->path,
                  next);
@@ -220,25 +192,21 @@ static bool has_all(const struct ln_loss_replay *r, int workers, char *why, size
 /* Says in `why` what a record lacks. */
 static bool is_whole(const struct ln_loss_replay *r, int workers, uint64_t steps, char *why,
                      size_t why_size) {
-    const uint64_t last = r->part[r->parts - 1].step;
-    const uint64_t each = (uint64_t)r->parts * (uint64_t)(workers - 1);
-    uint64_t links[2] = {0, 0};
+    const uint64_t last = parts_of(r)[r->of[PART] - 1].step;
+    const uint64_t each = (uint64_t)r->of[PART] * (uint64_t)(workers - 1);
     int most = 0;
-    for (size_t i = 0; i < r->links; i++) {
-        const struct link_record *link = &r->link[i];
-        const int larger = link->sender > link->receiver ? link->sender : link->receiver;
-        links[link->phase]++;
+    for (size_t i = 0; i < r->records; i++) {
+        const struct record *k = &r->record[i];
+        const int larger = k->worker > k->other ? k->worker : k->other;
         if (larger > most) most = larger;
     }
-    for (size_t i = 0; i < r->parts; i++)
-        if (r->part[i].worker > most) most = r->part[i].worker;
     if (most != workers - 1)
         snprintf(why, why_size, "replay %s: it is of %d workers: expected the %d of this run",
                  r->path, most + 1, workers);
     else if (!has_once(r, why, why_size) || !has_all(r, workers, why, why_size))
         return false;
-    else if (links[LOSSYNET_GRADIENT] != each ||
-             (links[LOSSYNET_PARAMETER] && links[LOSSYNET_PARAMETER] != each))
+    else if (r->of[LOSSYNET_GRADIENT] != each ||
+             (r->of[LOSSYNET_PARAMETER] && r->of[LOSSYNET_PARAMETER] != each))
         snprintf(why, why_size, "replay %s: links are missing: expected all that was recorded",
                  r->path);
     else if (last + 1 < steps)
@@ -252,8 +220,9 @@ static bool is_whole(const struct ln_loss_replay *r, int workers, uint64_t steps
 
 /* Says in `why` if a record lacks what error feedback needs. */
 static bool tells_senders(const struct ln_loss_replay *r, int workers, char *why, size_t why_size) {
-    bool told = r->tolds == r->parts;
-    for (size_t i = 0; i < r->tolds; i++) told &= r->told[i].count == (size_t)workers;
+    const struct record *first = parts_of(r) + r->of[PART];
+    bool told = r->of[TOLD] == r->of[PART];
+    for (size_t i = 0; i < r->of[TOLD]; i++) told &= first[i].count == (size_t)workers;
     if (!told)
         snprintf(why, why_size,
                  "replay %s: it does not say what senders were told: expected a record of a run "
@@ -264,14 +233,13 @@ static bool tells_senders(const struct ln_loss_replay *r, int workers, char *why
 
 bool ln_loss_replay_fits(const struct ln_loss_replay *r, const size_t *packets, int workers,
                          bool feedback, char *why, size_t why_size) {
-    for (size_t i = 0; i < r->links; i++) {
-        const struct link_record *link = &r->link[i];
-        const size_t n = packets[link->phase == LOSSYNET_GRADIENT ? link->receiver : link->sender];
+    for (const struct record *link = r->record; link < parts_of(r); link++) {
+        const size_t n = packets[link->kind == LOSSYNET_GRADIENT ? link->worker : link->other];
         if (link->count == n) continue;
         snprintf(why, why_size,
                  "replay %s: step %" PRIu64 ", worker %d to %d: %zu packets: expected the %zu of "
                  "this run",
-                 r->path, link->step, link->sender, link->receiver, link->count, n);
+                 r->path, link->step, link->other, link->worker, link->count, n);
         return false;
     }
     return !feedback || tells_senders(r, workers, why, why_size);
@@ -294,7 +262,7 @@ lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t step
         files++;
         if (rank < 0) break;
     }
-    if (!status && (files == 0 || r->parts == 0)) {
+    if (!status && (files == 0 || r->of[PART] == 0)) {
         snprintf(why, why_size,
                  files ? "replay %s: expected what a run that records losses and does "
                          "not wait for late ranks (--deadline) has written; trace:FILE reads others"
@@ -304,9 +272,7 @@ lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t step
     } else if (status == LOSSYNET_NO_MEMORY) {
         snprintf(why, why_size, "no memory for the replay %s", path);
     }
-    if (!status) qsort(r->link, r->links, sizeof *r->link, by_link);
-    if (!status && r->tolds) qsort(r->told, r->tolds, sizeof *r->told, by_told);
-    if (!status) qsort(r->part, r->parts, sizeof *r->part, by_part);
+    if (!status) qsort(r->record, r->records, sizeof *r->record, in_order);
     if (!status && !is_whole(r, workers, steps, why, why_size)) status = LOSSYNET_FILE;
     if (status) ln_loss_replay_close(r);
     *out = status ? NULL : r;
@@ -315,9 +281,7 @@ lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t step
 
 void ln_loss_replay_close(struct ln_loss_replay *r) {
     if (!r) return;
-    free(r->told);
-    free(r->part);
-    free(r->link);
+    free(r->record);
     free(r->arrived);
     free(r);
 }
@@ -326,28 +290,23 @@ void ln_loss_replay_close(struct ln_loss_replay *r) {
 
 void ln_loss_replay_mask(const struct ln_loss_replay *r, lossynet_phase phase, uint64_t step,
                          int sender, int receiver, size_t n, uint8_t *arrived) {
-    const struct link_record key = {
-        .step = step, .phase = (int)phase, .sender = sender, .receiver = receiver};
-    const struct link_record *link =
-        r->links ? bsearch(&key, r->link, r->links, sizeof key, by_link) : NULL;
+    const struct record *link = find(r, (int)phase, step, receiver, sender);
     memset(arrived, 0, n);
     if (link && link->count == n) memcpy(arrived, r->arrived + link->start, n);
 }
 
 bool ln_loss_replay_has(const struct ln_loss_replay *r, uint64_t step) {
-    return r->part[0].step <= step && step <= r->part[r->parts - 1].step;
+    const struct record *part = parts_of(r);
+    return part[0].step <= step && step <= part[r->of[PART] - 1].step;
 }
 
 bool ln_loss_replay_told(const struct ln_loss_replay *r, uint64_t step, int worker, int owner) {
-    const struct told_record key = {.step = step, .worker = worker};
-    const struct told_record *told =
-        r->tolds ? bsearch(&key, r->told, r->tolds, sizeof key, by_told) : NULL;
+    const struct record *told = find(r, TOLD, step, worker, 0);
     return told && (size_t)owner < told->count && r->arrived[told->start + (size_t)owner];
 }
 
 struct lossynet_part ln_loss_replay_part(const struct ln_loss_replay *r, uint64_t step,
                                          int worker) {
-    const struct part_record key = {.step = step, .worker = worker};
-    const struct part_record *part = bsearch(&key, r->part, r->parts, sizeof key, by_part);
+    const struct record *part = find(r, PART, step, worker, 0);
     return part ? part->part : (struct lossynet_part){.takes_part = false};
 }
