@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "llmc/util/file.h"
@@ -21,7 +20,6 @@ static const double PAIRING_MOST = 0.5; /* of one pairing */
 struct flight {
     const struct options *options;
     struct lossynet_world world;
-    struct lossynet_comm *comm; /* reliable; ranks exchange results over it */
     struct preflight_rank *rank;
     int *node;          /* [ranks] */
     const char **names; /* [nodes] */
@@ -34,7 +32,6 @@ struct flight {
 };
 
 static void flight_release(struct flight *f) {
-    lossynet_close(f->comm);
     free(f->traffic);
     free(f->paths);
     free(f->names);
@@ -43,24 +40,18 @@ static void flight_release(struct flight *f) {
 }
 
 static int flight_allocate(struct flight *f) {
-    const size_t ranks = (size_t)f->world.ranks, elements = 16 * ranks;
-    const struct lossynet_settings settings = {.workers = f->world.ranks,
-                                               .buckets = 1,
-                                               .bucket_elements = &elements,
-                                               .loss = {.model = "bernoulli"},
-                                               .link = LOSSYNET_LINK_MPI};
+    const size_t ranks = (size_t)f->world.ranks;
     f->rank = calloc(ranks, sizeof *f->rank);
     f->node = calloc(ranks, sizeof *f->node);
     f->names = calloc(ranks, sizeof *f->names);
     f->paths = calloc(ranks * ranks, sizeof *f->paths);
     f->traffic = calloc(ranks, sizeof *f->traffic);
-    if (!f->rank || !f->node || !f->names || !f->paths || !f->traffic)
-        return log_out_of_memory("the list of ranks", (double)(ranks * ranks * sizeof *f->paths));
-    return lossynet_open(&f->world, &settings, &f->comm) ? -1 : 0;
+    if (f->rank && f->node && f->names && f->paths && f->traffic) return 0;
+    return log_out_of_memory("the list of ranks", (double)(ranks * ranks * sizeof *f->paths));
 }
 
-static int exchange_results(struct flight *f, const struct preflight_rank *mine) {
-    return lossynet_all_gather(f->comm, mine, f->rank, sizeof *mine) ? -1 : 0;
+static int exchange_results(struct flight *f) {
+    return lossynet_bootstrap_gather(&f->world, f->rank, sizeof *f->rank) ? -1 : 0;
 }
 
 /* Hosts are distinguished by their names. */
@@ -86,22 +77,18 @@ static int leave_marker(struct flight *f) {
 
 /* Examines each rank's host, and collects the results of all ranks. */
 static int look(struct flight *f) {
-    struct preflight_rank mine;
-    struct timespec now;
+    struct preflight_rank *mine = &f->rank[f->world.rank];
     const struct backend *be;
     double disk;
-    memset(&mine, 0, sizeof mine);
-    gethostname(mine.host, sizeof mine.host - 1);
+    gethostname(mine->host, sizeof mine->host - 1);
     if (preflight_choose(f->options, &f->world, &be, &disk) || leave_marker(f) ||
-        exchange_results(f, &mine))
+        exchange_results(f))
         return -1;
     number_nodes(f);
-    preflight_look(f->options, &f->world, be, disk, *f->marker ? f->marker : NULL, &mine);
-    if (exchange_results(f, &mine)) return -1; /* all have looked for the file */
+    preflight_look(f->options, &f->world, be, disk, *f->marker ? f->marker : NULL, mine);
+    if (exchange_results(f)) return -1; /* all have looked for the file */
     if (f->world.rank == 0 && *f->marker) unlink(f->marker);
-    clock_gettime(CLOCK_REALTIME, &now);
-    mine.clock = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-    return exchange_results(f, &mine);
+    return 0;
 }
 
 static int measure(struct flight *f, const struct preflight_nodes *n,
@@ -125,11 +112,11 @@ struct columns {
 static void print_heading(const struct columns *c) {
     printf("%-20s %5s", "", "");
     if (c->disk) printf(" %17s", "disk of --out, GB");
-    printf(" %7s %8s", "clock", "GFLOP/s");
+    printf(" %8s", "GFLOP/s");
     if (c->network) printf(" %15s", "Gbit/s");
     printf("\n%-20s %5s", "node", "ranks");
     if (c->disk) printf(" %8s %8s", "needed", "free");
-    printf(" %7s %8s", "s", "per rank");
+    printf(" %8s", "per rank");
     if (c->network) printf(" %7s %7s %7s", "in", "out", "lost");
     printf("\n");
 }
@@ -159,7 +146,7 @@ static void print_node(const struct flight *f, int node, const struct columns *c
     if (!first) return; /* every node has a rank */
     printf("%-20.20s %5d", first->host, ranks);
     if (c->disk) printf(" %8.3f %8.1f", first->disk_needed / 1e9, first->disk_free / 1e9);
-    printf(" %+7.1f %8.0f", first->clock - f->rank[0].clock, gflops);
+    printf(" %8.0f", gflops);
     if (c->network)
         printf(" %7.2f %7.2f %6.2f%%", in, out, sent > 0 ? 100 * fmax(0, 1 - arrived / sent) : 0);
     printf("\n");

@@ -1,7 +1,7 @@
 /* preflight.h — --preflight: checks the nodes of a run in a minute, before the run takes days.
  *
  *     preflight.c           the mode: gathers results; prints a table by node, a line per fault
- *     preflight_host.c      examines a rank's host: its device, clock and disk
+ *     preflight_host.c      examines a rank's host: its device and disk
  *     preflight_verdict.c   finds the node or path that is bad
  *
  * What a run checks at its start is checked as there: programs, options, files, devices, memory
@@ -30,7 +30,6 @@ struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte 
     bool on_device;
     double disk_free, disk_needed; /* bytes in --out, for all ranks; needed 0: no --out */
     double gflops;                 /* speed of a large matrix product */
-    double clock; /* seconds since 1970, read by all ranks at about the same time */
 };
 
 /* Chooses what the rank computes on, and checks the memory, as a run does at its start. *disk: bytes of

@@ -21,7 +21,6 @@ static const double LOSS_MOST =
     0.005; /* a rank that loses this much more than the median is lossy */
 static const double PATH_LOSS_MOST = 0.02; /* the same for a path */
 static const double COMPUTE_LEAST = 0.8;   /* a GPU below this share of the median is slow */
-static const double CLOCK_MOST = 5;        /* seconds from the median clock */
 
 enum kind { NETWORK, NODE, RANK, PATH, INSIDE, HOST };
 
@@ -88,87 +87,81 @@ static double lost(const struct lossynet_path *p) {
     return p->sent && p->arrived < p->sent ? 1 - (double)p->arrived / (double)p->sent : 0;
 }
 
+static const struct preflight_traffic NONE = {0, 0, 1, 1};
+
+/* Of two ranks together, which are as good as the better one. */
+static struct preflight_traffic better(struct preflight_traffic a, struct preflight_traffic b) {
+    return (struct preflight_traffic){fmax(a.in, b.in), fmax(a.out, b.out),
+                                      fmin(a.lost_in, b.lost_in), fmin(a.lost_out, b.lost_out)};
+}
+
 void preflight_traffic(const struct preflight_nodes *n, const struct lossynet_path *paths,
                        struct preflight_traffic *out) {
     for (int r = 0; r < n->ranks; r++) {
-        struct preflight_traffic *t = &out[r];
-        *t = (struct preflight_traffic){0, 0, 1, 1};
+        out[r] = NONE;
         for (int peer = 0; peer < n->ranks; peer++) {
             if (peer == r || (n->nodes > 1 && n->node[peer] == n->node[r])) continue;
             const struct lossynet_path *in = path(n, paths, peer, r), *to = path(n, paths, r, peer);
-            t->in = fmax(t->in, in->gbps);
-            t->out = fmax(t->out, to->gbps);
-            t->lost_in = fmin(t->lost_in, lost(in));
-            t->lost_out = fmin(t->lost_out, lost(to));
+            out[r] =
+                better(out[r], (struct preflight_traffic){in->gbps, to->gbps, lost(in), lost(to)});
         }
     }
 }
 
-/* For each direction of a rank: is it bad, compared with the medians? */
-struct verdict {
-    bool slow_in, slow_out, lossy_in, lossy_out;
-    double in, out; /* of the median */
-    double lost_in, lost_out;
-};
-
-static struct verdict judge_rank(const struct preflight_traffic *t,
-                                 const struct preflight_traffic *median) {
-    struct verdict v = {.in = t->in / median->in,
-                        .out = t->out / median->out,
-                        .lost_in = t->lost_in,
-                        .lost_out = t->lost_out};
-    v.slow_in = v.in < RATE_LEAST;
-    v.slow_out = v.out < RATE_LEAST;
-    v.lossy_in = t->in > 0 && t->lost_in > median->lost_in + LOSS_MOST;
-    v.lossy_out = t->out > 0 && t->lost_out > median->lost_out + LOSS_MOST;
-    return v;
-}
-
-static bool is_bad(const struct verdict *v) {
-    return v->slow_in || v->slow_out || v->lossy_in || v->lossy_out;
-}
-
-/* The faults that all ranks of a node have in common. */
-static struct verdict judge_node(const struct preflight_nodes *n, int node,
-                                 const struct verdict *rank) {
-    struct verdict v = {true, true, true, true, 0, 0, 1, 1};
-    for (int r = 0; r < n->ranks; r++) {
-        if (n->node[r] != node) continue;
-        v.slow_in &= rank[r].slow_in;
-        v.slow_out &= rank[r].slow_out;
-        v.lossy_in &= rank[r].lossy_in;
-        v.lossy_out &= rank[r].lossy_out;
-        v.in = fmax(v.in, rank[r].in);
-        v.out = fmax(v.out, rank[r].out);
-        v.lost_in = fmin(v.lost_in, rank[r].lost_in);
-        v.lost_out = fmin(v.lost_out, rank[r].lost_out);
-    }
-    return v;
-}
-
-static void describe(struct preflight_finding *f, const struct verdict *v, const char *where) {
+/* Compares traffic with the median. If it is bad, adds a fault of the kind NODE or RANK, and returns it. */
+static struct preflight_finding *judge(struct preflight_findings *out, int kind, int number,
+                                       const char *name, const struct preflight_traffic *t,
+                                       const struct preflight_traffic *usual) {
+    const double in = t->in / usual->in, sent = t->out / usual->out;
+    const bool slow_in = in < RATE_LEAST, slow_out = sent < RATE_LEAST;
+    const bool lossy_in = t->in > 0 && t->lost_in > usual->lost_in + LOSS_MOST;
+    const bool lossy_out = t->out > 0 && t->lost_out > usual->lost_out + LOSS_MOST;
     const char *and = "";
-    if (v->slow_in) {
+    if (!slow_in && !slow_out && !lossy_in && !lossy_out) return NULL;
+    struct preflight_finding *f = add(out, kind, number, 0);
+    say(f, "%s:", name);
+    if (slow_in) {
         say(f,
-            v->in > 0 ? " received %.0f%% of the median rate from every peer"
-                      : " received nothing from any peer",
-            100 * v->in);
+            in > 0 ? " received %.0f%% of the median rate from every peer"
+                   : " received nothing from any peer",
+            100 * in);
         and = ";";
     }
-    if (v->slow_out) {
+    if (slow_out) {
         say(f,
-            v->out > 0 ? "%s sent %.0f%% of the median rate to every peer"
-                       : "%s sent nothing that arrived at any peer",
-            and, 100 * v->out);
+            sent > 0 ? "%s sent %.0f%% of the median rate to every peer"
+                     : "%s sent nothing that arrived at any peer",
+            and, 100 * sent);
         and = ";";
     }
-    if (v->lossy_in) {
-        say(f, "%s lost %.1f%% of what every peer sent to it", and, 100 * v->lost_in);
+    if (lossy_in) {
+        say(f, "%s lost %.1f%% of what every peer sent to it", and, 100 * t->lost_in);
         and = ";";
     }
-    if (v->lossy_out)
-        say(f, "%s lost %.1f%% of what it sent to every peer", and, 100 * v->lost_out);
-    say(f, ": look at its %s", where);
+    if (lossy_out) say(f, "%s lost %.1f%% of what it sent to every peer", and, 100 * t->lost_out);
+    return f;
+}
+
+/* Finds bad nodes, and bad ranks of good nodes. named: [nodes]: receives which nodes are bad. */
+static void judge_ends(const struct preflight_nodes *n, const struct preflight_traffic *t,
+                       const struct preflight_traffic *usual, bool *named,
+                       struct preflight_findings *out) {
+    char name[128];
+    for (int node = 0; node < n->nodes; node++) {
+        struct preflight_traffic all = NONE;
+        for (int r = 0; r < n->ranks; r++)
+            if (n->node[r] == node) all = better(all, t[r]);
+        snprintf(name, sizeof name, "node %s", n->names[node]);
+        struct preflight_finding *f = judge(out, NODE, node, name, &all, usual);
+        if (f) say(f, ": look at its port");
+        named[node] = f;
+    }
+    for (int r = 0; r < n->ranks; r++) {
+        if (named[n->node[r]]) continue;
+        snprintf(name, sizeof name, "node %s, rank %d", n->names[n->node[r]], r);
+        struct preflight_finding *f = judge(out, RANK, r, name, &t[r], usual);
+        if (f) say(f, ": look at its adapter and --interface");
+    }
 }
 
 /* Means over the ranks of two nodes. */
@@ -245,9 +238,8 @@ void preflight_verdict_network(const struct preflight_nodes *n, const struct los
     const size_t ranks = (size_t)n->ranks,
                  stride = sizeof(struct preflight_traffic) / sizeof(double);
     struct preflight_traffic *t = malloc(ranks * sizeof *t), usual;
-    struct verdict *verdict = malloc(ranks * sizeof *verdict);
     bool *named = calloc((size_t)n->nodes, sizeof *named);
-    if (!t || !verdict || !named) goto release;
+    if (!t || !named) goto release;
     judge_inside(n, paths, out);
     if (n->nodes < 2) goto release;
     preflight_traffic(n, paths, t);
@@ -260,25 +252,10 @@ void preflight_verdict_network(const struct preflight_nodes *n, const struct los
                                      "(firewall), and is --interface right?");
         goto release;
     }
-    for (int r = 0; r < n->ranks; r++) verdict[r] = judge_rank(&t[r], &usual);
-    for (int node = 0; node < n->nodes && n->nodes > 2; node++) {
-        const struct verdict v = judge_node(n, node, verdict);
-        named[node] = is_bad(&v);
-        if (!named[node]) continue;
-        struct preflight_finding *f = add(out, NODE, node, 0);
-        say(f, "node %s:", n->names[node]);
-        describe(f, &v, "port");
-    }
-    for (int r = 0; r < n->ranks && n->nodes > 2; r++) {
-        if (named[n->node[r]] || !is_bad(&verdict[r])) continue;
-        struct preflight_finding *f = add(out, RANK, r, 0);
-        say(f, "node %s, rank %d:", n->names[n->node[r]], r);
-        describe(f, &verdict[r], "adapter and --interface");
-    }
+    if (n->nodes > 2) judge_ends(n, t, &usual, named, out);
     judge_paths(n, paths, named, out);
 release:
     free(named);
-    free(verdict);
     free(t);
 }
 
@@ -294,23 +271,18 @@ static bool leads(const struct preflight_nodes *n, int r) {
 void preflight_verdict_hosts(const struct preflight_nodes *n, const struct preflight_rank *rank,
                              struct preflight_findings *out) {
     const size_t stride = sizeof *rank / sizeof(double);
-    const double clock = median(&rank->clock, n->ranks, stride);
     const double gflops = median(&rank->gflops, n->ranks, stride);
     for (int r = 0; r < n->ranks; r++) {
         const struct preflight_rank *k = &rank[r];
-        if (k->wrong[0]) say(add(out, HOST, r, 20), "node %s, rank %d: %s", k->host, r, k->wrong);
+        if (k->wrong[0]) say(add(out, HOST, r, 0), "node %s, rank %d: %s", k->host, r, k->wrong);
         if (k->on_device && k->gflops < COMPUTE_LEAST * gflops)
-            say(add(out, HOST, r, 21),
+            say(add(out, HOST, r, 0),
                 "node %s, rank %d: its GPU computes at %.0f%% of the median rate: look at its "
                 "clocks and temperature (nvidia-smi -q -d CLOCK,PERFORMANCE)",
                 k->host, r, 100 * k->gflops / gflops);
         if (!leads(n, r)) continue;
-        if (fabs(k->clock - clock) > CLOCK_MOST)
-            say(add(out, HOST, r, 22),
-                "node %s: its clock is %.0f s off the others': set it (chronyc makestep)", k->host,
-                k->clock - clock);
         if (k->disk_needed > k->disk_free)
-            say(add(out, HOST, r, 12),
+            say(add(out, HOST, r, 0),
                 "node %s: checkpoints need %.1f GB in --out, and %.1f GB are free there: a smaller "
                 "--keep needs less",
                 k->host, k->disk_needed / 1e9, k->disk_free / 1e9);

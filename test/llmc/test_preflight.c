@@ -32,7 +32,6 @@ static struct preflight_nodes well(int nodes) {
         strcpy(k->device, "AVX2");
         k->disk_free = k->disk_needed = 1e12;
         k->gflops = 100 + r % 3;
-        k->clock = 1e9 + 0.01 * r;
     }
     for (int s = 0; s < ranks; s++)
         for (int r = 0; r < ranks; r++)
@@ -226,13 +225,6 @@ static void test_devices(void **state) {
                         "its clocks and temperature (nvidia-smi -q -d CLOCK,PERFORMANCE)");
 }
 
-static void test_a_clock(void **state) {
-    (void)state;
-    struct preflight_nodes n = well(3);
-    rank[EACH].clock -= 37;
-    hosts_say(&n, "node bee: its clock is -37 s off the others': set it (chronyc makestep)");
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_well),
@@ -247,7 +239,6 @@ int main(void) {
         cmocka_unit_test(test_hosts_well),
         cmocka_unit_test(test_disk),
         cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_a_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
