@@ -186,7 +186,7 @@ static void model_forward_backward(const struct backend *be, const struct param_
 
 struct worker_result { /* of a worker's forward and backward passes */
     double loss;       /* mean over its tokens; negative: it computed no gradient */
-    int passes;        /* made of the micro-batches; 0: all */
+    int passes;        /* of its micro-batches that were made; 0 when all were */
 };
 
 struct trainer {
@@ -197,8 +197,8 @@ struct trainer {
     struct data_parallel dp; /* the workers and the network */
     int B, T, sets;
     struct activations *activations; /* [sets] */
-    const struct worker *
-        *unread; /* [sets], whose losses are sent and not in its result; NULL: nobody's */
+    const struct worker **unread; /* [sets]: whose result still lacks the losses of the set's last
+                                     pass; NULL: nobody's */
     struct dataloader *train, *val;
     struct worker_result *result; /* [local] */
     const char *tokenizer;
@@ -274,8 +274,7 @@ static void read_losses(struct trainer *t, int set) {
 /* Runs forward and backward of one micro-batch of a worker on its replica and its share of the data.
  * Returns whether it has more. Unless the data are split in advance (--data-split), worker w takes
  * sequences w*B ... w*B+B-1 of each N*B: the global batch is the same however it is spread. Leaves the
- * results in t->result; the losses of a set's last pass are added later, since on a device it is still
- * computed. */
+ * results in t->result; the losses of a set's last pass are added later: a device may still compute it. */
 static bool worker_pass(void *trainer, struct worker *w, int set) {
     struct trainer *t = (struct trainer *)trainer;
     struct activations *a = &t->activations[set];
@@ -331,7 +330,7 @@ static int tell_numbers(struct trainer *t) {
 }
 
 /* Call after the norm was exchanged: that exchange carried all other numbers of the step, too. */
-static int look_at_numbers(struct trainer *t) {
+static int check_numbers(struct trainer *t) {
     t->view.record.loss = data_parallel_mean_loss(&t->dp);
     if (training_finish_end(&t->view)) return FAILED;
     return data_parallel_is_finite(&t->dp, t->view.record.loss, t->view.record.grad_norm)
@@ -344,7 +343,7 @@ static int average_gradients(struct trainer *t) {
     if (data_parallel_average_gradients(&t->dp) || tell_numbers(t) ||
         data_parallel_gradient_norm(&t->dp, &t->view.record.grad_norm))
         return FAILED;
-    return look_at_numbers(t);
+    return check_numbers(t);
 }
 
 static struct worker_step step_of(const struct trainer *t) {
@@ -358,7 +357,7 @@ static int update_replicas(struct trainer *t) {
     if (tell_numbers(t) ||
         data_parallel_update_replicas(&t->dp, step_of(t), &t->view.record.grad_norm))
         return FAILED;
-    return look_at_numbers(t);
+    return check_numbers(t);
 }
 
 /* ---- the algorithms ---- */
@@ -416,13 +415,13 @@ static const float *losses_of(void *trainer, const weight *weights, struct activ
     return activations_losses(e, t->be, B * T);
 }
 
-static struct evaluate_model evaluated(struct trainer *t) {
+static struct evaluate_model model_to_evaluate(struct trainer *t) {
     const struct evaluate_model m = {&t->dp, t->activations, t->B, losses_of, t};
     return m;
 }
 
 static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out) {
-    const struct evaluate_model m = evaluated(t);
+    const struct evaluate_model m = model_to_evaluate(t);
     struct attention_choice *attention = t->be->attention_choice;
     const int library = attention ? attention->library : 0;
     if (attention) attention->library = 0; /* our kernels, as --eval has */

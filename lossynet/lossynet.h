@@ -1,11 +1,11 @@
 /* lossynet.h — averaging and broadcasting vectors over a network that loses packets.
  *
  * The header begins with the functions of a simple program (dev/examples/average.c), and goes on with
- * settings and what else most programs need. What a trainer needs that resumes, replays, uses devices,
- * or whose ranks come and go is in lossynet_trainer.h. The library knows no model. It sees N workers.
+ * settings and what else most programs need. lossynet_trainer.h has the rest: resuming, replays,
+ * devices, and ranks that come and go. The library knows no model. It sees N workers.
  * Each worker holds vectors of P elements, which are float32 or bfloat16 (see "Vectors of bfloat16").
  *
- *     bucket   a run of consecutive elements of a vector, about one layer
+ *     bucket   consecutive elements of a vector, about one layer
  *     shard    the 1/N of a bucket that one worker, its owner, averages and broadcasts
  *     packet   at most packet_bytes of a shard; a packet arrives as a whole or is lost
  *
@@ -148,8 +148,8 @@ typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *se
 
 /* ---- a rule of one's own -------------------------------------------------------------- */
 
-struct
-    lossynet_rule_part { /* what one owner has of a bucket: what a function of a rule is called about */
+/* One owner's shard of a bucket, for which a function of a rule is called. */
+struct lossynet_rule_part {
     uint64_t step;
     int workers, owner, bucket;
     size_t offset, count; /* its elements in the vector, all float32 */
@@ -324,8 +324,8 @@ void lossynet_round_as_sent(struct lossynet_comm *comm, float *const *vectors);
 
 /* ---- phases in parts ------------------------------------------------------------------ */
 
-/* The same in two parts, so that a vector can leave while it is still being computed. (Over link
- * mpi everything leaves in lossynet_reduce.) Call reduce_begin after step_begin. Then call
+/* lossynet_reduce in two parts, so that a vector can leave while it is still being computed. (Over
+ * link mpi everything leaves in lossynet_reduce.) Call reduce_begin after step_begin. Then call
  * bucket_ready when a local worker's vector is final in a bucket; each worker's buckets must become
  * ready in ascending order. Any thread may call it. At the end call lossynet_reduce with the same
  * arguments: it makes all buckets ready and ends the phase. */
@@ -340,11 +340,11 @@ void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket);
 
-/* The same in parts, so that a forward pass can start on a bucket as soon as its parameters are
- * there. Buckets arrive in the order in which a forward pass needs them, the last one first.
- * Between begin and end a rank may read only buckets that it has waited for. It must not write what
- * it owns until the next lossynet_reduce has returned. bucket_wait may be called from several
- * threads, again, and when no phase is open. *waited, if not NULL, gets the seconds that it
+/* lossynet_broadcast in parts, so that a forward pass can start on a bucket as soon as its
+ * parameters are there. Buckets arrive in the order in which a forward pass needs them, the last
+ * one first. Between begin and end a rank may read only buckets that it has waited for. It must not
+ * write what it owns until the next lossynet_reduce has returned. bucket_wait may be called from
+ * several threads, again, and when no phase is open. *waited, if not NULL, gets the seconds that it
  * waited. */
 lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
                                          bool lossless);
@@ -373,7 +373,7 @@ double lossynet_lead(const struct lossynet_comm *comm);
 
 /* ---- exchanges without loss ----------------------------------------------------------- */
 
-/* The same for one bucket; `fresh` holds only this bucket's elements. */
+/* lossynet_gather_fresh for one bucket; `fresh` holds only its elements. */
 lossynet_status lossynet_gather_bucket(struct lossynet_comm *comm, float *const *vectors,
                                        int bucket, float *fresh);
 
@@ -403,7 +403,7 @@ struct lossynet_bucket { /* packets of a bucket, as in lossynet_counters */
     uint64_t late[2]; /* came after their phase, since the last call */
 };
 
-/* The same for each bucket: out[buckets]. It makes an exchange of its own. Collective. */
+/* lossynet_step_counters for each bucket: out[buckets]. It makes its own exchange. Collective. */
 lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
                                       struct lossynet_bucket *out);
 

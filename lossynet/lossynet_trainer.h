@@ -1,6 +1,6 @@
-/* lossynet_trainer.h — what a trainer needs beside lossynet.h: ranks that come and go, memory of its own and
- * of devices, late ranks and replays, the table of options, resuming, and a look at the network before a run.
- */
+/* lossynet_trainer.h — what a trainer needs beside lossynet.h: ranks that come and go, memory of
+ * its own and of devices, late ranks and replays, the table of options, resuming, and a look at the
+ * network before a run. */
 #ifndef LOSSYNET_TRAINER_H
 #define LOSSYNET_TRAINER_H
 
@@ -38,8 +38,9 @@ struct lossynet_meeting {
     double exchange_seconds; /* the same as `seconds` for each later exchange; 0: `seconds` */
 };
 
-/* Listens at `address`; port 0 chooses a free port, of ports[0] to ports[1] unless they are 0. *listener gets a socket, which the caller
- * closes, and *port its port. Connections wait in the socket until the next meeting. */
+/* Listens at `address`; port 0 chooses a free port, of ports[0] to ports[1] unless they are 0.
+ * *listener gets a socket, which the caller closes, and *port its port. Connections wait in the
+ * socket until the next meeting. */
 lossynet_status lossynet_rendezvous_listen(const char *address, const int ports[2], int *listener,
                                            int *port);
 lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *meeting,
@@ -50,7 +51,7 @@ lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *meeting,
  * there is no such file, or it does not have 16 to 4096 bytes; nothing is logged. */
 lossynet_status lossynet_key_proof(const char *key_file, const char *text, char proof[65]);
 
-/* After a failed share over these connections: the rank that this rank did not hear; -1: it does
+/* After a failed exchange over these connections: the rank that this rank did not hear; -1: it does
  * not know, or the ranks did not meet by rendezvous. */
 int lossynet_rendezvous_lost(const struct lossynet_world *world);
 
@@ -198,8 +199,8 @@ lossynet_status lossynet_find_not_finite(struct lossynet_comm *comm, float *cons
 lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes);
 
-/* The same, or with `later` false lossynet_all_gather, for one item of `bytes` bytes from each rank; `all`
- * gets them in the order of ranks. Collective. */
+/* As lossynet_all_gather_later, or if not `later` lossynet_all_gather, with one item of `bytes`
+ * bytes from each rank; `all` gets them in the order of ranks. Collective. */
 lossynet_status lossynet_rank_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                      size_t bytes, bool later);
 
@@ -361,7 +362,7 @@ const char *lossynet_wire_dtype_name(int dtype); /* static text; also of LOSSYNE
 /* ---- what arrived --------------------------------------------------------------------- */
 
 /* Iterates over the elements that are fresh at a local worker after the last broadcast (its own
- * shards included), as maximal runs in ascending order. Start with *cursor = 0. Returns false at
+ * shards included), as maximal ranges in ascending order. Start with *cursor = 0. Returns false at
  * the end. Before the first broadcast everything is fresh, because workers start from the same
  * values. */
 bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,

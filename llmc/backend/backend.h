@@ -273,9 +273,9 @@ struct backend {
                         const struct adamw_settings *settings, int step, float learning_rate,
                         float gradient_scale);
     /* Muon (Jordan 2024) of a matrix (rows, cols): m = momentum m + (1 - momentum) gradient, and
-     * master = (1 - learning_rate weight_decay) master - rate O, where O has all singular values near
-     * 1, and those vectors that the average with Nesterov's step, (1 - momentum) gradient + momentum m, has
-     * (muon.h). Otherwise as adamw. A device that computes in bfloat16 multiplies in it */
+     * master = (1 - learning_rate weight_decay) master - rate O, where O has singular values near 1,
+     * and the singular vectors of (1 - momentum) gradient + momentum m, Nesterov's step (muon.h).
+     * Otherwise as adamw. A device that computes in bfloat16 multiplies in it */
     void (*muon)(weight *param, float *master, float *m, float *ahead, const float *gradient,
                  int rows, int cols, const struct muon_settings *settings, float learning_rate,
                  float weight_decay, float gradient_scale);
