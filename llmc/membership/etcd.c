@@ -50,6 +50,7 @@ void etcd_watch_close(struct etcd_watch *w) {
 #include <curl/curl.h>
 #include <dlfcn.h>
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -60,14 +61,26 @@ void etcd_watch_close(struct etcd_watch *w) {
 
 enum { TIME_LIMIT = 2000 /* ms */, ANSWER_MOST = 256 << 20 };
 
+/* TCP sends a lost packet again after 0.2 s, then after twice that, and so on; one that opens a
+ * connection after 1 s. So a request that takes USUAL_TIMES as long as usual is sent again over
+ * another connection, and the first answer counts. */
+enum { TRIES = 6 };
+static const double AGAIN_LEAST = 0.1 /* s */, USUAL_TIMES = 3;
+
+struct try {
+    CURL *curl;
+    char *answer;
+    size_t bytes, room;
+};
+
 struct etcd {
     struct store store; /* first: a store is an etcd */
-    CURL *curl;
+    CURLM *multi;
+    struct try try[TRIES], *answered; /* that of the last request which has an answer, or NULL */
+    double usual;                     /* seconds until an answer; great after none has come */
     struct curl_slist *headers;
     char base[300]; /* http://HOST:PORT/v3/ */
-    char local[64];
-    char *answer; /* of the present request */
-    size_t bytes, room;
+    char local[64], error[CURL_ERROR_SIZE];
 };
 
 bool etcd_built(void) {
@@ -169,17 +182,17 @@ static void begin_curl(void) {
 /* ---- one request ---- */
 
 static size_t take_answer(char *data, size_t size, size_t count, void *user) {
-    struct etcd *e = user;
+    struct try *t = user;
     const size_t bytes = size * count;
-    if (e->bytes + bytes >= e->room) {
-        const size_t room = 2 * (e->bytes + bytes) + 1;
-        char *answer = room <= ANSWER_MOST ? realloc(e->answer, room) : NULL;
+    if (t->bytes + bytes >= t->room) {
+        const size_t room = 2 * (t->bytes + bytes) + 1;
+        char *answer = room <= ANSWER_MOST ? realloc(t->answer, room) : NULL;
         if (!answer) return 0; /* ends the request */
-        e->answer = answer;
-        e->room = room;
+        t->answer = answer;
+        t->room = room;
     }
-    memcpy(e->answer + e->bytes, data, bytes);
-    e->bytes += bytes;
+    memcpy(t->answer + t->bytes, data, bytes);
+    t->bytes += bytes;
     return bytes;
 }
 
@@ -188,18 +201,53 @@ static enum store_status away(struct etcd *e, const char *what) {
     return STORE_AWAY;
 }
 
-static enum store_status transfer(struct etcd *e, const char *path, const char *body) {
-    char url[400], error[CURL_ERROR_SIZE] = "";
-    const char *local = NULL;
+static void begin_try(struct etcd *e, struct try *t, const char *path, const char *body, long ms) {
+    char url[400];
     snprintf(url, sizeof url, "%s%s", e->base, path);
-    curl.easy_setopt(e->curl, CURLOPT_URL, url);
-    curl.easy_setopt(e->curl, CURLOPT_POSTFIELDS, body);
-    curl.easy_setopt(e->curl, CURLOPT_ERRORBUFFER, error);
-    e->bytes = 0;
-    const CURLcode code = curl.easy_perform(e->curl);
-    curl.easy_setopt(e->curl, CURLOPT_ERRORBUFFER, NULL);
-    if (code != CURLE_OK) return away(e, *error ? error : curl.easy_strerror(code));
-    if (!curl.easy_getinfo(e->curl, CURLINFO_LOCAL_IP, &local) && local)
+    t->bytes = 0;
+    curl.easy_setopt(t->curl, CURLOPT_URL, url);
+    curl.easy_setopt(t->curl, CURLOPT_HTTPHEADER, e->headers);
+    curl.easy_setopt(t->curl, CURLOPT_POSTFIELDS, body);
+    curl.easy_setopt(t->curl, CURLOPT_TIMEOUT_MS, ms);
+    curl.multi_add_handle(e->multi, t->curl);
+}
+
+/* Sends and receives. Returns whether to wait for an answer; *code: of the try that ended last. */
+static bool go_on(struct etcd *e, CURLcode *code) {
+    int running, left;
+    curl.multi_perform(e->multi, &running);
+    for (CURLMsg *m; !e->answered && (m = curl.multi_info_read(e->multi, &left));) {
+        *code = m->data.result;
+        for (int i = 0; i < TRIES && *code == CURLE_OK; i++)
+            if (e->try[i].curl == m->easy_handle) e->answered = &e->try[i];
+    }
+    return running > 0 && !e->answered;
+}
+
+static enum store_status transfer(struct etcd *e, const char *path, const char *body) {
+    const double again = fmax(AGAIN_LEAST, USUAL_TIMES * e->usual), limit = TIME_LIMIT / 1e3;
+    const double began = log_seconds();
+    CURLcode code = CURLE_OPERATION_TIMEDOUT;
+    int tries = 0;
+    e->answered = NULL;
+    *e->error = '\0';
+    for (double passed = 0;; passed = log_seconds() - began) {
+        if (tries < TRIES && passed >= tries * again && passed < limit)
+            begin_try(e, &e->try[tries++], path, body, 1 + (long)(1e3 * (limit - passed)));
+        if (!go_on(e, &code)) break;
+        const double pause = tries < TRIES ? fmin(tries * again - passed, limit) : limit;
+        curl.multi_poll(e->multi, NULL, 0, 1 + (int)(1e3 * fmax(pause, 0)), NULL);
+    }
+    for (int i = 0; i < tries; i++) curl.multi_remove_handle(e->multi, e->try[i].curl);
+    if (!e->answered) {
+        e->usual = limit; /* a store that is away is asked once at a time */
+        return away(e, *e->error ? e->error : curl.easy_strerror(code));
+    }
+    const char *local = NULL;
+    double took = limit;
+    curl.easy_getinfo(e->answered->curl, CURLINFO_TOTAL_TIME, &took);
+    e->usual = fmin(took, 1.25 * e->usual + 0.001);
+    if (!curl.easy_getinfo(e->answered->curl, CURLINFO_LOCAL_IP, &local) && local)
         snprintf(e->local, sizeof e->local, "%s", local);
     return STORE_DONE;
 }
@@ -237,8 +285,9 @@ static void set_headers(CURL *connection, struct curl_slist **headers) {
 static json_t *take_json(struct etcd *e, long *code) {
     json_error_t wrong;
     *code = 0;
-    curl.easy_getinfo(e->curl, CURLINFO_RESPONSE_CODE, code);
-    return json_loadb(e->answer ? e->answer : "", e->bytes, 0, &wrong);
+    const struct try *t = e->answered;
+    curl.easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, code);
+    return json_loadb(t->answer ? t->answer : "", t->bytes, 0, &wrong);
 }
 
 /* Sends the password for a token. Returns whether there is one. */
@@ -255,7 +304,7 @@ static bool log_in(struct etcd *e) {
         pthread_mutex_lock(&token.lock);
         snprintf(token.text, sizeof token.text, "%s", text);
         pthread_mutex_unlock(&token.lock);
-        set_headers(e->curl, &e->headers);
+        set_headers(e->try[0].curl, &e->headers);
     }
     json_decref(answer);
     return text != NULL;
@@ -351,16 +400,32 @@ static json_t *one_write(const struct store_write *write) {
                      encoded(write->value), "lease", digits(write->lease));
 }
 
+/* Whether the guard, which has been changed, has the value that was to be written to it. */
+static bool has(json_t *answer, const char *guard, const struct store_write *write, int writes) {
+    const char *base64 = NULL;
+    if (json_unpack(answer, "{s:[{s:{s:[{s:s}]}}]}", "responses", "response_range", "kvs", "value",
+                    &base64))
+        return false;
+    char *value = decoded(base64);
+    bool same = false;
+    for (int i = 0; i < writes && value; i++)
+        same |= !strcmp(write[i].key, guard) && write[i].value && !strcmp(write[i].value, value);
+    free(value);
+    return same;
+}
+
 static enum store_status etcd_commit(struct store *s, const char *guard, int64_t modified,
                                      const struct store_write *write, int writes) {
     json_t *answer, *success = json_array();
     for (int i = 0; i < writes; i++) json_array_append_new(success, one_write(&write[i]));
-    json_t *request =
-        json_pack("{s:[{s:o, s:s, s:s, s:o}], s:o}", "compare", "key", encoded(guard), "target",
-                  "MOD", "result", "EQUAL", "mod_revision", digits(modified), "success", success);
+    json_t *request = json_pack("{s:[{s:o, s:s, s:s, s:o}], s:o, s:[{s:{s:o}}]}", "compare", "key",
+                                encoded(guard), "target", "MOD", "result", "EQUAL", "mod_revision",
+                                digits(modified), "success", success, "failure", "request_range",
+                                "key", encoded(guard));
     const enum store_status status = ask((struct etcd *)s, "kv/txn", request, &answer);
     if (status != STORE_DONE) return status;
-    const bool done = json_is_true(json_object_get(answer, "succeeded"));
+    const bool done =
+        json_is_true(json_object_get(answer, "succeeded")) || has(answer, guard, write, writes);
     json_decref(answer);
     return done ? STORE_DONE : STORE_CHANGED;
 }
@@ -386,9 +451,12 @@ static enum store_status etcd_keep(struct store *s, int64_t lease) {
 
 static void etcd_close(struct store *s) {
     struct etcd *e = (struct etcd *)s;
-    if (e->curl) curl.easy_cleanup(e->curl);
+    for (int i = 0; i < TRIES; i++) {
+        if (e->try[i].curl) curl.easy_cleanup(e->try[i].curl);
+        free(e->try[i].answer);
+    }
+    if (e->multi) curl.multi_cleanup(e->multi);
     if (e->headers) curl.slist_free_all(e->headers);
-    free(e->answer);
     free(e);
 }
 
@@ -416,13 +484,20 @@ int etcd_open(const char *host, int port, struct store **out) {
     if (!e) return log_out_of_memory("the connection to etcd", (double)sizeof *e);
     e->store = (struct store){etcd_list, etcd_commit, etcd_grant, etcd_keep, etcd_close, ""};
     url_of(host, port, "", e->base);
-    if (new_connection(&e->curl, &e->headers)) {
+    int failed = 0;
+    for (int i = 0; i < TRIES && !failed; i++) {
+        struct try *t = &e->try[i];
+        if ((failed = new_connection(&t->curl, &e->headers))) break;
+        curl.easy_setopt(t->curl, CURLOPT_WRITEFUNCTION, take_answer);
+        curl.easy_setopt(t->curl, CURLOPT_WRITEDATA, t);
+        curl.easy_setopt(t->curl, CURLOPT_ERRORBUFFER, e->error);
+    }
+    if (!failed && !(e->multi = curl.multi_init()))
+        failed = log_error("cannot prepare a connection to etcd");
+    if (failed) {
         etcd_close(&e->store);
         return -1;
     }
-    curl.easy_setopt(e->curl, CURLOPT_WRITEFUNCTION, take_answer);
-    curl.easy_setopt(e->curl, CURLOPT_WRITEDATA, e);
-    curl.easy_setopt(e->curl, CURLOPT_TIMEOUT_MS, (long)TIME_LIMIT);
     *out = &e->store;
     return 0;
 }

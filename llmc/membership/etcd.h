@@ -12,7 +12,8 @@
 /* Whether the program was built with libcurl. */
 bool etcd_built(void);
 
-/* Prepares a store, without sending a request. Its requests wait up to two seconds for an answer.
+/* Prepares a store, without sending a request. Its requests wait up to two seconds for an answer,
+ * and are sent again over other connections meanwhile.
  * host: a name, or an address without brackets. Returns 0, or -1 after reporting. The caller ends
  * it with store->close. Not thread-safe. */
 int etcd_open(const char *host, int port, struct store **out);

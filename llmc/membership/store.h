@@ -3,7 +3,8 @@
  *
  * etcd.c implements it with etcd, and test/llmc/membership/membership_store.h in memory. A run's keys begin
  * with "RUN/". A store may not answer for a while. A write that returned STORE_AWAY may have been
- * made already, may be made later, or never. */
+ * made already, may be made later, or never. One that was made may be made again later, if its
+ * guard has the same revision then. */
 #ifndef LLMC_MEMBERSHIP_STORE_H
 #define LLMC_MEMBERSHIP_STORE_H
 
@@ -37,7 +38,8 @@ struct store {
      * which is empty unless the store answered. */
     enum store_status (*list)(struct store *s, const char *prefix, struct store_entries *out);
     /* Makes all writes at once if the key `guard` has revision `modified` (0: it does not
-     * exist). */
+     * exist). STORE_DONE as well if the guard already has the value that is written to it: an
+     * earlier try to make these writes, or another process, has made them. */
     enum store_status (*commit)(struct store *s, const char *guard, int64_t modified,
                                 const struct store_write *write, int writes);
     /* grant gives a lease that ends after `seconds`; keep starts this time again. */

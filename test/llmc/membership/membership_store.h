@@ -90,7 +90,13 @@ static enum store_status memory_commit(struct memory *m, const char *guard, int6
                                        const struct store_write *write, int writes) {
     memory_expire(m);
     const int i = memory_find(m, guard);
-    if ((i < 0 ? 0 : m->key[i].modified) != modified) return STORE_CHANGED;
+    if ((i < 0 ? 0 : m->key[i].modified) != modified) {
+        for (int k = 0; k < writes && i >= 0; k++)
+            if (!strcmp(write[k].key, guard) && write[k].value &&
+                !strcmp(write[k].value, m->key[i].value))
+                return STORE_DONE;
+        return STORE_CHANGED;
+    }
     for (int k = 0; k < writes; k++)
         if (write[k].value && !memory_lives(m, write[k].lease)) return STORE_AWAY; /* as etcd */
     if (writes > STORE_WRITES_MOST) abort();

@@ -51,6 +51,7 @@ struct process {
     struct world *world;
     int slot;
     bool alive, busy, doomed; /* doomed: killed while it was busy */
+    bool stops;               /* ends the view: it trains no more */
     double frozen;            /* until then it does nothing and is not heard */
     double tick, watch;       /* when it acts next */
     double heard[MEMBERS];    /* by rank of its view */
@@ -190,7 +191,7 @@ static bool is_alive(struct world *w, const struct process *p) {
     if (!p->alive || p->a.state != AGREEMENT_INSIDE) return false;
     for (int r = 0; r < p->a.view.members; r++) {
         const struct process *q = process_of(w, &p->a.view.member[r]);
-        if (!q || q->a.state != AGREEMENT_INSIDE || q->a.view.epoch != p->a.view.epoch)
+        if (!q || q->stops || q->a.state != AGREEMENT_INSIDE || q->a.view.epoch != p->a.view.epoch)
             return false;
     }
     return true;
@@ -273,6 +274,8 @@ static enum store_status store_commit(struct store *s, const char *guard, int64_
         return answer(p, STORE_AWAY);
     }
     if (!travels(p)) return STORE_AWAY;
+    if (w->faulty && chance(0.1)) /* it was sent twice */
+        memory_commit_late(&w->memory, now(w) + uniform(10), guard, modified, write, writes);
     const enum store_status status = memory_commit(&w->memory, guard, modified, write, writes);
     count.conflicts += status == STORE_CHANGED;
     return answer(p, status);
@@ -469,7 +472,7 @@ static void stop_all(struct world *w, struct process *p) {
     if (p->busy || !is_alive(w, p)) return;
     for (int r = 0; r < p->a.view.members; r++)
         if (r != p->a.view.self) end(process_of(w, &p->a.view.member[r]));
-    p->busy = true;
+    p->busy = p->stops = true;
     tell(w, "process %d ends the view", p->slot);
     enum agreement_result result;
     while ((result = agreement_dissolve(&p->a)) == AGREEMENT_WAIT) stall(p, 0.1);
