@@ -26,7 +26,8 @@ class Part(NamedTuple):
 
     def spread(self, of_packets: np.ndarray) -> np.ndarray:
         """A value for each packet, (..., packets), as one for each element, (..., count)."""
-        return np.repeat(of_packets, self.packet, axis=-1)[..., :self.count]
+        wide = np.broadcast_to(np.expand_dims(of_packets, -1), (*np.shape(of_packets), self.packet))
+        return wide.reshape(*wide.shape[:-2], -1)[..., :self.count]
 
 
 class Rule:
@@ -91,6 +92,7 @@ class Bound:
         self.has = {name for name in _CALLBACKS if getattr(getattr(rule, name), "__func__", None) is not getattr(Rule, name)}
         if not self.has:
             raise TypeError(f"lossynet: rule={rule!r}: expected one of the methods {', '.join(_CALLBACKS)}")
+        np.empty(1 << 24, np.uint8)  # glibc keeps as much from then on, so that arrays of each step are not new pages
         self.functions = Functions(size=ctypes.sizeof(Functions))
         for name in self.has - {"reliable"}:  # Comm asks that before each phase
             setattr(self.functions, name, _CALLBACKS[name](self._guard(getattr(self, f"_{name}"))))
@@ -119,7 +121,7 @@ class Bound:
         shape = part.workers, part.packets
         came = _view(arrived, shape[0] * shape[1], c_uint8).reshape(shape).astype(bool)
         matrix = np.stack([_view(gradients[sender], part.count, c_float) for sender in range(part.workers)])
-        matrix[~part.spread(came)] = 0
+        np.copyto(matrix, 0, where=part.spread(~came))
         made = self.rule.average(part, matrix, came, _view(carried, shape[0] * shape[1], c_float).reshape(shape).copy())
         found = np.asarray(made)
         if made is None or found.shape != (part.count,) or found.dtype.kind not in "fiu":
