@@ -17,19 +17,36 @@ static uint64_t mix(uint64_t x) { /* SplitMix64 */
 }
 
 static void flip_signs(float *x, size_t n, uint64_t key) {
-    for (size_t i = 0; i < n; i++)
-        if (mix(key + i / 64) >> i % 64 & 1) x[i] = -x[i];
+    static float signs[256][8]; /* of the bits of each byte */
+    for (int i = 0; signs[255][7] == 0 && i < 256 * 8; i++)
+        signs[i / 8][i % 8] = i / 8 >> i % 8 & 1 ? -1 : 1;
+    for (size_t i = 0; i < n; i += 8) {
+        const float *these = signs[mix(key + i / 64) >> i % 64 & 255];
+        for (size_t j = 0; j < 8 && i + j < n; j++) x[i + j] *= these[j];
+    }
 }
 
-/* n: a power of 2. Orthogonal and symmetric, so it is its own inverse. */
+/* n: a power of 2. Orthogonal and symmetric, so it is its own inverse. A pass takes two bits
+ * of the index. */
 static void hadamard(float *x, size_t n) {
-    for (size_t half = 1; half < n; half *= 2)
-        for (size_t i = 0; i < n; i += 2 * half)
-            for (size_t j = i; j < i + half; j++) {
-                const float a = x[j], b = x[j + half];
-                x[j] = a + b;
-                x[j + half] = a - b;
+    size_t q = 1;
+    for (; 4 * q <= n; q *= 4)
+        for (size_t i = 0; i < n; i += 4 * q) {
+            float *restrict y = x + i;
+            for (size_t j = 0; j < q; j++) {
+                const float a = y[j] + y[j + q], b = y[j] - y[j + q];
+                const float c = y[j + 2 * q] + y[j + 3 * q], d = y[j + 2 * q] - y[j + 3 * q];
+                y[j] = a + c;
+                y[j + q] = b + d;
+                y[j + 2 * q] = a - c;
+                y[j + 3 * q] = b - d;
             }
+        }
+    for (size_t j = 0; q < n && j < q; j++) {
+        const float a = x[j], b = x[j + q];
+        x[j] = a + b;
+        x[j + q] = a - b;
+    }
     for (size_t i = 0; i < n; i++) x[i] *= (float)(1 / sqrt((double)n));
 }
 
