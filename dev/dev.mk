@@ -313,7 +313,7 @@ bench:
 	$(MAKE) --no-print-directory bench-network || status=1; exit $$status
 
 bench-network:
-	@scripts/dependencies.sh test
+	@scripts/dependencies.sh bench
 	@$(MAKE) --no-print-directory $(JOBS) benches
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_network.py $(BENCH_NETWORK)
 	@$(MAKE) --no-print-directory $(BUILD)/late_ranks liblossynet

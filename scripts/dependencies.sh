@@ -98,7 +98,7 @@ simulate    make                    all      builds
 simulate    libns3-dev              all      simulates a network (ns-3)
 simulate    python3-numpy           all      statistics
 simulate    python3-matplotlib      all      plots
-bench       libopenblas0            all      another BLAS to compare with
+bench       libopenblas0            all      another BLAS to compare with, and numpy's
 END
 }
 

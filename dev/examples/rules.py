@@ -16,7 +16,7 @@ class Mean(lossynet.Rule):
     """The paper's: the mean of what arrived, packet by packet."""
 
     def average(self, part, gradients, arrived, carried):
-        return gradients.sum(axis=0) / part.spread(np.maximum(arrived.sum(axis=0), 1)).astype(np.float32)
+        return gradients.sum(axis=0) / part.spread(np.float32(np.maximum(arrived.sum(axis=0), 1)))
 
 
 class ZeroFill(lossynet.Rule):
@@ -35,12 +35,13 @@ def mix(x):
 
 
 class Hadamard(Mean):
-    """OptiReduce's: a lost packet becomes noise in all elements of a block, which begins or ends the part."""
+    """OptiReduce's: a lost packet becomes noise in all elements of a block, which begins or ends the part.
+    Products with small matrices: fast where numpy has OpenBLAS (pip; libopenblas0)."""
 
     def __init__(self):
-        self.matrices = [np.ones((1, 1), np.float32)]  # of 1, 2, ..., 32 rows
-        for _ in range(5):
-            self.matrices.append(np.kron(np.float32([[1, 1], [1, -1]]), self.matrices[-1]) * np.float32(0.5 ** 0.5))
+        self.matrices = [np.ones((1, 1), np.float32)]  # of 1, 2, ..., 16 rows
+        for _ in range(4):
+            self.matrices.append(np.kron(self.matrices[-1], np.float32([[1, 1], [1, -1]])))
 
     def turn(self, part, x, back):
         bits = part.count.bit_length() - 1
@@ -51,10 +52,10 @@ class Hadamard(Mean):
         for turn in (3, 2, 1, 0) if back else (0, 1, 2, 3):  # both blocks twice
             block = x[part.count - n:] if turn % 2 else x[:n]
             y = block if back else block * signs[turn]
-            for done in range(0, bits, 5):  # takes the five lowest bits of the index, and makes them the highest
-                matrix = self.matrices[min(5, bits - done)]
+            for done in range(0, bits, 4):  # takes the four lowest bits of the index, and makes them the highest
+                matrix = self.matrices[min(4, bits - done)]
                 y = matrix @ y.reshape(-1, len(matrix)).T
-            np.multiply(y.ravel(), signs[turn] if back else 1, out=block)
+            np.multiply(y.ravel(), np.float32(n ** -0.5) * (signs[turn] if back else 1), out=block)
 
     def send(self, part, worker, values):
         self.turn(part, values, False)
