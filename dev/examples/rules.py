@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """rules.py — what the paper and other systems do about loss, as rules of one's own.
 
     optimizer = lossynet.torch.ShardedOptimizer(model, torch.optim.AdamW, rule=rules.ZeroFill(), carry=0, repair=0,

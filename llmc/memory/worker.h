@@ -49,9 +49,8 @@ struct worker {
 struct array_sizes worker_sizes(const struct param_layout *layout,
                                 const struct placement *placement, size_t owned);
 
-/* Allocates the worker's arrays, except those that the caller has set; v has the elements of w->squares.
- * The caller releases it, also
- * after a failure. Returns 0, or -1 after reporting. */
+/* Allocates the worker's arrays, except those that the caller has set; v has the elements of
+ * w->squares. The caller releases it, also after a failure. Returns 0, or -1 after reporting. */
 int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
                     const struct placement *placement, size_t owned);
 void worker_release(struct worker *w, const struct backend *be);

@@ -80,8 +80,8 @@ void training_note_update(struct training_view *v);
 int training_finish_begin(struct training_view *v);
 int training_finish_end(struct training_view *v);
 int training_finish_step(struct training_view *v);
-/* Counts the step in `record`, and sets *due: what the run does before the next step. If that is
- * something, the step has ended on all ranks. news: zeros before the first step. With a loss or a norm
+/* Counts the step in `record`, and sets *due: what the run does before the next step. If anything
+ * is due, the step has ended on all ranks. news: zeros before the first step. With a loss or a norm
  * that is not finite it ends the run, since it cannot recover, and returns -1. */
 int training_after_step(struct training_view *v, struct data_parallel_news *news, struct due *due);
 

@@ -4,6 +4,7 @@ simulation in virtual time (dev/simulation/late_ranks.c), so every machine print
 
     bench_late.py [RANKS ...]      4 and 16 ranks; 64 take half a minute of a core each
 """
+import argparse
 import os
 import pathlib
 import subprocess
@@ -24,9 +25,14 @@ def measure(ranks, what, deadline, more):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ranks", type=int, nargs="*", default=(4, 16))
+    arguments = parser.parse_args()
+    if not PROGRAM.exists():
+        sys.exit(f"bench_late: {PROGRAM} is not built: make build/late_ranks")
     print("| ranks | disturbed by | `--deadline` | " + " | ".join(COLUMNS) + " |")
     print("| ---: | --- | --- |" + " ---: |" * len(COLUMNS))
-    for ranks in map(int, sys.argv[1:] or (4, 16)):
+    for ranks in arguments.ranks:
         for what in ("tail", "stop", "slow", "spread"):
             for deadline, more in WAYS:
                 got = measure(ranks, what, deadline, more)

@@ -8,6 +8,7 @@ dev/examples/rules.py and with the library's mean, in turns. What a rule adds is
 train_llama2 with two workers of 2 x 128 tokens. --rule: the same steps of train_llama2 with a rule from
 scripts/sweeps/others. The first ten steps do not count.
 """
+import argparse
 import json
 import os
 import pathlib
@@ -66,7 +67,9 @@ def exchanged(elements, steps, name):
 
 
 def main():
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", type=int, nargs="?", default=100)
+    steps = parser.parse_args().steps
     bars = Bars()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
