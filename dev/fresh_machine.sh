@@ -111,7 +111,7 @@ inside() {
 "
         set -f
         exec chroot "$machine" env -i HOME=$home PATH=$path TERM=dumb $given \
-            $([ "$caller" = root ] || printf "%s\n" setpriv --reuid=1000 --regid=1000 --clear-groups) \
+            $([ "$caller" = root ] || printf "%s\n" setpriv --pdeathsig keep --reuid=1000 --regid=1000 --clear-groups) \
             sh -c "cd /home/user/clone && $command"
     ' sh "$machine" "$FRESH/packages.$release" "$1" "$2" "$given"
 }

@@ -17,7 +17,7 @@ if not shutil.which("dpkg-query"):
     pytest.skip("this is neither Debian nor Ubuntu: packages were not compared", allow_module_level=True)
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-BARE = {"git", "make"}  # what README expects, with the shell and what is essential
+BARE = {"git", "make", "apt"}  # what README expects, with the shell and what is essential
 # Who uses these finds them in another place, or is skipped.
 ELSEWHERE = {"nvcc", "curl", "pip", "torchrun", "sudo"}
 MODULES_ELSEWHERE = {"lossynet", "nvidia", "safetensors", "tokenizers", "torch", "transformers"}  # virtual environments
