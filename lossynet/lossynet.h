@@ -459,10 +459,8 @@ lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_
                                     struct lossynet_drift *drift);
 
 /* The formulas alone, without a lead. N workers, loss rate p in [0, 1), correlations rho[lags]:
- *   owner to worker   O = sigma2 p/(1-p) C(p),  C(p) = 1 + 2 sum_k rho_k p^k
- *   worker to worker  (1-2/N) sigma2 2p/(1-p^2) C(p) + (2/N) O
+ *   (1-2/N) sigma2 2p/(1-p^2) C(p) + (2/N) sigma2 p/(1-p) C(p),  C(p) = 1 + 2 sum_k rho_k p^k
  * p = 1 gives infinity. */
-double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags);
 double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags);
 double lossynet_drift_paper(double p, double sigma2); /* 2p/(1+p) sigma2 */
 

@@ -239,7 +239,7 @@ static void read_tokens(void) {
             if (length < 1 || length > T || dataloader_window_skip(loader, i) >= length) abort();
         }
         for (uint64_t i = 0; dataloader_epoch(loader) && i < 10; i++)
-            dataloader_sequence(loader, i * 0x123456789abcdef, tokens, targets);
+            dataloader_batch(loader, i * 0x123456789abcdef, 0, 0, 1, 1, tokens, targets);
         dataloader_close(loader);
     }
 }

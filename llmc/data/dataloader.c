@@ -299,10 +299,6 @@ int dataloader_vocabulary(const struct dataloader *loader) {
     return loader->vocabulary;
 }
 
-uint64_t dataloader_words(const struct dataloader *loader) {
-    return loader->words_known ? loader->words : 0;
-}
-
 /* Tokens that are predicted: all except the first of each file. */
 static double targets(const struct dataloader *loader) {
     uint64_t count = 0;
@@ -340,10 +336,6 @@ const char *dataloader_shared(const struct dataloader *loader, const struct data
         for (size_t j = 0; j < other->count; j++)
             if (is_same(&loader->files[i], &other->files[j])) return loader->files[i].path;
     return NULL;
-}
-
-size_t dataloader_files(const struct dataloader *loader) {
-    return loader->count;
 }
 
 uint64_t dataloader_tokens(const struct dataloader *loader) {
@@ -490,10 +482,6 @@ static void sequence_of(struct dataloader *loader, int share, int shares, uint64
      * of the file. */
     uint64_t start = (window - file->train_before) * T + shift, last = file->count - (T + 1);
     copy_window(loader, file, start < last ? start : last, loader->T, tokens, targets);
-}
-
-void dataloader_sequence(struct dataloader *loader, uint64_t n, int32_t *tokens, int32_t *targets) {
-    sequence_of(loader, 0, 1, n, tokens, targets);
 }
 
 int dataloader_split(struct dataloader *loader, int workers) {

@@ -29,7 +29,7 @@
 struct dataloader;
 
 enum dataloader_use {
-    DATALOADER_TRAIN,    /* dataloader_sequence: needs a file of at least T+1 tokens */
+    DATALOADER_TRAIN,    /* dataloader_batch: needs a file of at least T+1 tokens */
     DATALOADER_VALIDATE, /* dataloader_window: needs a file of at least 2 tokens */
 };
 
@@ -50,9 +50,6 @@ int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION], 
 
 /* The vocabulary size in the files' headers; 0 if they have none (llm.c's own files). */
 int dataloader_vocabulary(const struct dataloader *loader);
-
-/* Number of words in the text that the files were made from; 0 if any file does not say. */
-uint64_t dataloader_words(const struct dataloader *loader);
 
 /* Tokens per word and per byte of the text, not counting the first token of each file, which
  * nothing predicts; 0 if any file does not say. */
@@ -78,7 +75,6 @@ const char *dataloader_tokenizer(const struct dataloader *loader);
  * NULL: none. */
 const char *dataloader_shared(const struct dataloader *loader, const struct dataloader *other);
 
-size_t dataloader_files(const struct dataloader *loader);
 uint64_t dataloader_tokens(const struct dataloader *loader); /* in all files */
 uint64_t dataloader_sum(const struct dataloader *loader); /* a checksum of them, in their order */
 
@@ -87,20 +83,16 @@ uint64_t dataloader_sum(const struct dataloader *loader); /* a checksum of them,
 /* Windows per epoch; 0 if every file is shorter than T+1 tokens. */
 uint64_t dataloader_epoch(const struct dataloader *loader);
 
-/* Sequence n = 0, 1, 2 ... of the run: tokens (T) and targets (T), which are the tokens shifted
- * by one. Needs dataloader_epoch > 0. Cannot fail. Several threads may call it at once. */
-void dataloader_sequence(struct dataloader *loader, uint64_t n, int32_t *tokens, int32_t *targets);
-
 /* Gives each worker its own windows. Of an epoch's W windows, worker w gets those from floor(w W
  * / workers) up to, but not including, floor((w+1) W / workers). The epoch's shift may move the
  * last of them into the next worker's part by less than T tokens. With one worker nothing
  * changes. Returns 0, or -1 after reporting that there are fewer windows than workers. */
 int dataloader_split(struct dataloader *loader, int workers);
 
-/* Micro-batch m of worker `worker`: tokens and targets (B, T). done: number of sequences that all
- * workers together took in earlier steps; it is all that resuming needs. After
- * dataloader_split, `workers` must be the same as there. Cannot fail. Several threads may call
- * it at once. */
+/* Micro-batch m of worker `worker`: tokens and targets (B, T), which are the tokens shifted by one.
+ * done: number of sequences that all workers together took in earlier steps; it is all that
+ * resuming needs. Needs dataloader_epoch > 0. After dataloader_split, `workers` must be the same as
+ * there. Cannot fail. Several threads may call it at once. */
 void dataloader_batch(struct dataloader *loader, uint64_t done, int m, int worker, int workers,
                       int B, int32_t *tokens, int32_t *targets);
 

@@ -94,10 +94,6 @@ static double pair_drift(int workers, double p, double s, double sigma2, const d
     return (1 - with_owner) * sigma2 * others + with_owner * owner;
 }
 
-double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags) {
-    return owner_drift(p, p, sigma2, rho, lags);
-}
-
 double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags) {
     return pair_drift(workers, p, p, sigma2, rho, lags, owner_drift(p, p, sigma2, rho, lags));
 }

@@ -141,10 +141,6 @@ void ln_transport_shape(struct ln_transport *t, struct ln_pool *pool,
         t->session.sealed = ln_pool_take(pool, LOSSYNET_BATCH, t->session.payload_most);
 }
 
-lossynet_status ln_transport_start(struct ln_transport *t) {
-    return ln_progress_start(t);
-}
-
 size_t ln_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
     size_t bytes = sizeof(struct ln_transport) + (size_t)ranks * sizeof(struct ln_peer) +
                    ln_agenda_memory(ranks) + LOSSYNET_KEPT_BYTES + packet_bytes;

@@ -84,7 +84,8 @@ static double longest(const float *base, uint32_t steps) {
     return fmax(MEDIANS * median, LONGEST) - OWN_SHARE * median;
 }
 
-double ln_deadline_best(const struct ln_deadline *d) {
+/* Returns the deadline with the most progress per second, or infinity if too little is known. */
+static double best_deadline(const struct ln_deadline *d) {
     enum { CHOICES = 20 };
     const uint32_t n = d->lags < LOSSYNET_DEADLINE_LAGS ? d->lags : LOSSYNET_DEADLINE_LAGS;
     const uint32_t steps = d->steps < LOSSYNET_DEADLINE_STEPS ? d->steps : LOSSYNET_DEADLINE_STEPS;
@@ -110,14 +111,16 @@ double ln_deadline_best(const struct ln_deadline *d) {
     return fmin(best, longest(d->base, steps));
 }
 
-double ln_deadline_wait(const struct ln_transport *t) {
+/* Returns how many seconds a rank waits for the others after half of them are done. At first it is
+ * infinite. */
+static double deadline_now(const struct ln_transport *t) {
     const struct ln_deadline *d = &t->deadline;
     const double least = ROUND_TRIPS * t->agenda.slowest + t->receiver.grace;
     return fmax(d->fixed > 0 ? d->fixed : d->wait, least);
 }
 
 bool ln_deadline_is_over(const struct ln_transport *t, double half) {
-    return half > 0 && t->receiver.empty - half > ln_deadline_wait(t);
+    return half > 0 && t->receiver.empty - half > deadline_now(t);
 }
 
 double ln_deadline_due(const struct ln_transport *t, double now) {
@@ -127,7 +130,7 @@ double ln_deadline_due(const struct ln_transport *t, double now) {
             half = fmin(half, t->phase[kind].half);
     const struct ln_gathers *pulse = &t->gathers[LOSSYNET_PULSE];
     if (t->deadline.on && pulse->open && pulse->half > 0) half = fmin(half, pulse->half);
-    const double due = half + ln_deadline_wait(t);
+    const double due = half + deadline_now(t);
     return due > now ? due : HUGE_VAL;
 }
 
@@ -148,7 +151,7 @@ static void note_lag(struct ln_deadline *d, uint32_t step, double lag) {
  * takes, every rank would be late. */
 static void tell_raised(struct ln_transport *t) {
     struct ln_deadline *d = &t->deadline;
-    const double wait = ln_deadline_wait(t);
+    const double wait = deadline_now(t);
     if (d->fixed == 0 || d->raised || wait <= d->fixed) return;
     d->raised = true;
     if (t->world.rank == 0)
@@ -182,10 +185,10 @@ void ln_deadline_learn(struct ln_transport *t) {
             note_lag(d, step, fmax(0, p->rx[LOSSYNET_GRADIENT].over - phase->half));
         } else if (p->lateness.phase == phase->opened) {
             p->lateness.step = step; /* its lag is known when it opens the next phase */
-            d->largest[slot] = fmaxf(d->largest[slot], (float)fmin(ln_deadline_wait(t), 1e9));
+            d->largest[slot] = fmaxf(d->largest[slot], (float)fmin(deadline_now(t), 1e9));
         }
     }
-    if (d->steps >= LEARNT && d->steps % EVERY == 0) d->wait = ln_deadline_best(d);
+    if (d->steps >= LEARNT && d->steps % EVERY == 0) d->wait = best_deadline(d);
 }
 
 /* ---- late ranks ---- */
@@ -287,7 +290,7 @@ void ln_deadline_check(struct ln_transport *t, int kind) {
     if (!phase->awaited) return;
     const int late = ln_late_is_minority(t) ? 0 : count[LOSSYNET_LATE_FOR + kind];
     const int in_time = count[LOSSYNET_IN_TIME + kind] + late;
-    const double wait = ln_deadline_wait(t);
+    const double wait = deadline_now(t);
     const bool ends = phase->half > 0 && t->receiver.empty - phase->half > wait;
     const bool holds_up = count[LOSSYNET_RECEIVES + kind] > 0 && (ends || in_time == 0);
     const bool stuck =
@@ -364,7 +367,7 @@ bool ln_transport_is_behind(struct ln_transport *t) {
         if (r != t->world.rank && (int32_t)(l->begun - begun) >= 0)
             first = fmin(first, l->begun_at);
     }
-    const bool behind = ln_now() - first > ln_deadline_wait(t);
+    const bool behind = ln_now() - first > deadline_now(t);
     ln_threads_leave(t);
     return behind;
 }

@@ -14,11 +14,8 @@ void ln_threads_leave(struct ln_transport *t);
 /* ---- deadline.c: going on without late ranks ---- */
 
 void ln_deadline_open(struct ln_deadline *deadline, bool on, double fixed);
-/* Returns how many seconds a rank waits for the others after half of them are done. At first it is
- * infinite. */
-double ln_deadline_wait(const struct ln_transport *t);
-/* Returns whether this time is over. half: when half of the ranks were done; 0: they are not
- * yet. */
+/* Returns whether the time is over that a rank waits for the others after half of them are done. half:
+ * when half of the ranks were done; 0: they are not yet. */
 bool ln_deadline_is_over(const struct ln_transport *t, double half);
 /* Returns the next time, after `now`, at which it is over for a phase or gather that waits; infinity
  * if there is none. */
@@ -42,8 +39,6 @@ void ln_deadline_told(struct ln_transport *t, int peer);
 void ln_deadline_check(struct ln_transport *t, int kind);
 /* Learns how late peers were, when the first GRADIENT phase of a step has ended. */
 void ln_deadline_learn(struct ln_transport *t);
-/* Returns the deadline with the most progress per second, or infinity if too little is known. */
-double ln_deadline_best(const struct ln_deadline *deadline);
 
 /* ---- ask.c: acknowledgements of late ranks ---- */
 
@@ -94,7 +89,6 @@ void ln_progress_push(struct ln_transport *t, double now);
 /* Runs turns, with the lock held, until over(t, argument) is true or the transport has failed. */
 lossynet_status ln_progress_until(struct ln_transport *t,
                                   bool (*over)(struct ln_transport *t, int argument), int argument);
-lossynet_status ln_progress_start(struct ln_transport *t);
 /* Tells the peers that we leave, and ends the thread. */
 void ln_progress_stop(struct ln_transport *t);
 

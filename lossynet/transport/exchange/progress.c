@@ -252,7 +252,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-lossynet_status ln_progress_start(struct ln_transport *t) {
+lossynet_status ln_transport_start(struct ln_transport *t) {
     struct ln_threads *threads = &t->threads;
     if (t->link->features.reliable) return LOSSYNET_OK;
     sigset_t all, before;
