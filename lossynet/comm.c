@@ -361,14 +361,8 @@ void lossynet_packet_places(const struct lossynet_comm *comm, struct lossynet_pa
     const struct ln_partition *partition = &comm->partition;
     for (int owner = 0; owner < partition->workers; owner++) {
         size_t owned = 0;
-        for (int b = 0; b < partition->buckets; b++) {
-            for (size_t k = 0; k < ln_shard_packets(partition, b, owner); k++, out++) {
-                size_t offset, count;
-                ln_packet_span(partition, b, owner, k, &offset, &count);
-                *out = (struct lossynet_packet_place){offset, owned, (uint32_t)count, owner};
-                owned += count;
-            }
-        }
+        for (struct ln_place p = {0}; ln_next_place(partition, owner, &p); owned += p.count)
+            *out++ = (struct lossynet_packet_place){p.offset, owned, (uint32_t)p.count, owner};
     }
 }
 

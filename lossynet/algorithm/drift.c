@@ -180,12 +180,8 @@ void ln_drift_open(struct lossynet_comm *comm, int samples) {
 
 /* The shard of an element: bucket * workers + owner. */
 static size_t shard_of(const struct ln_partition *partition, size_t element) {
-    size_t shard = 0, high = (size_t)partition->buckets * (size_t)partition->workers;
-    while (high - shard > 1) { /* shard_element[shard] <= element < shard_element[high] */
-        const size_t middle = shard + (high - shard) / 2;
-        *(partition->shard_element[middle] <= element ? &shard : &high) = middle;
-    }
-    return shard;
+    return ln_last_until(partition->shard_element,
+                         (size_t)partition->buckets * (size_t)partition->workers, element);
 }
 
 /* The values of a shard that local worker v owns, from an element on. */

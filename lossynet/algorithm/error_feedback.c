@@ -90,15 +90,9 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
         size_t n;
         const uint8_t *acked =
             comm->arrivals.acked[LOSSYNET_GRADIENT] + ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
-        for (int b = 0; n > 0 && b < partition->buckets; b++) {
-            const size_t packets = ln_shard_packets(partition, b, owner);
-            for (size_t k = 0; k < packets; k++) {
-                size_t offset, count;
-                ln_packet_span(partition, b, owner, k, &offset, &count);
-                ln_residual_settle(has_error, *acked++, residual + offset, vector + offset, count,
-                                   lots, offset);
-            }
-        }
+        for (struct ln_place p = {0}; n > 0 && ln_next_place(partition, owner, &p);)
+            ln_residual_settle(has_error, *acked++, residual + p.offset, vector + p.offset, p.count,
+                               lots, p.offset);
     }
 }
 

@@ -77,19 +77,11 @@ void ln_not_finite_look(const struct lossynet_comm *comm, int v, const void *vec
 
 /* What local worker v lost on its link to `owner` in this rank. */
 static void look_at_lost(const struct lossynet_comm *comm, int v, int owner, const float *vector) {
-    const struct ln_partition *partition = &comm->partition;
     size_t n;
     const uint8_t *arrived = ln_arrived(comm, LOSSYNET_GRADIENT, owner - comm->workers.first,
                                         comm->workers.first + v, &n);
-    for (int b = 0; n > 0 && b < partition->buckets; b++) {
-        const size_t packets = ln_shard_packets(partition, b, owner);
-        for (size_t k = 0; k < packets; k++) {
-            size_t offset, count;
-            if (*arrived++) continue;
-            ln_packet_span(partition, b, owner, k, &offset, &count);
-            ln_not_finite_look(comm, v, vector, offset, count);
-        }
-    }
+    for (struct ln_place p = {0}; n > 0 && ln_next_place(&comm->partition, owner, &p);)
+        if (!*arrived++) ln_not_finite_look(comm, v, vector, p.offset, p.count);
 }
 
 void ln_not_finite_look_at_lost(const struct lossynet_comm *comm, float *const *vectors) {

@@ -229,16 +229,10 @@ lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vec
 /* First element of a packet. */
 static size_t packet_element(const struct ln_partition *partition, size_t packet) {
     if (packet >= partition->packets) return partition->elements;
-    size_t low = 0, high = (size_t)partition->buckets * partition->workers;
-    while (high - low > 1) { /* shard_packet[low] <= packet < shard_packet[high] */
-        size_t middle = low + (high - low) / 2;
-        if (partition->shard_packet[middle] <= packet)
-            low = middle;
-        else
-            high = middle;
-    }
-    return partition->shard_element[low] +
-           (packet - partition->shard_packet[low]) * partition->packet_elements;
+    const size_t shard = ln_last_until(partition->shard_packet,
+                                       (size_t)partition->buckets * partition->workers, packet);
+    return partition->shard_element[shard] +
+           (packet - partition->shard_packet[shard]) * partition->packet_elements;
 }
 
 bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,

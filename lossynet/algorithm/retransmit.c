@@ -220,18 +220,10 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
         for (size_t k = 0; k < n; k++) leaves[k] = !comm->arrivals.acked[phase][start + k];
         if (phase == LOSSYNET_GRADIENT) ln_withhold(comm, v, receiver, n, leaves);
         count_hops(comm, phase, v, receiver, n, leaves);
-        for (int b = 0; b < partition->buckets; b++) {
-            const size_t *row =
-                partition->owner_packet + (size_t)owner * (partition->buckets + 1) + b;
-            for (size_t k = row[0]; k < row[1]; k++) {
-                size_t offset, count;
-                if (!leaves[k]) continue;
-                ln_packet_span(partition, b, owner, k - row[0], &offset, &count);
-                counters->bytes[phase] +=
-                    leaves[k] * ln_payload_bytes(partition->dtype[phase], count);
-                counters->resent[phase] += leaves[k];
-                buckets[b].resent[phase] += leaves[k];
-            }
+        for (struct ln_place p = {0}; ln_next_place(partition, owner, &p); leaves++) {
+            counters->bytes[phase] += *leaves * ln_payload_bytes(partition->dtype[phase], p.count);
+            counters->resent[phase] += *leaves;
+            buckets[p.bucket].resent[phase] += *leaves;
         }
     }
 }

@@ -174,31 +174,26 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
     size_t n, at = ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
     const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] + at;
     bool any = false;
-    for (int b = 0; b < partition->buckets; b++) {
-        const size_t packets = ln_shard_packets(partition, b, owner);
-        for (size_t k = 0; k < packets; k++, acked++, at++) {
-            size_t offset, count;
-            ln_packet_span(partition, b, owner, k, &offset, &count);
-            const struct packet p = {.residual = comm->feedback.residual + offset_v + offset,
-                                     .apart = u->apart + offset_v + offset,
-                                     .sent = vector + offset,
-                                     .count = count,
-                                     .held = &u->held[at],
-                                     .held_apart = &u->held_apart[at],
-                                     .has_error = ln_rounds_vectors(comm),
-                                     .lots = ln_residual_lots(comm, v),
-                                     .offset = offset};
-            const unsigned sent = gradients(comm, v, at);
-            any |= sent > 0;
-            if (!before && !told)
-                put_apart(&p, sent);
-            else if (!before && u->tag[link] == now(comm) && *acked)
-                leave(&p);
-            else
-                keep(&p, sent);
-            if (before && told && !(u->tag[link] == before && *acked))
-                join(&p, comm->feedback.share);
-        }
+    for (struct ln_place place = {0}; ln_next_place(partition, owner, &place); acked++, at++) {
+        const size_t offset = place.offset;
+        const struct packet p = {.residual = comm->feedback.residual + offset_v + offset,
+                                 .apart = u->apart + offset_v + offset,
+                                 .sent = vector + offset,
+                                 .count = place.count,
+                                 .held = &u->held[at],
+                                 .held_apart = &u->held_apart[at],
+                                 .has_error = ln_rounds_vectors(comm),
+                                 .lots = ln_residual_lots(comm, v),
+                                 .offset = offset};
+        const unsigned sent = gradients(comm, v, at);
+        any |= sent > 0;
+        if (!before && !told)
+            put_apart(&p, sent);
+        else if (!before && u->tag[link] == now(comm) && *acked)
+            leave(&p);
+        else
+            keep(&p, sent);
+        if (before && told && !(u->tag[link] == before && *acked)) join(&p, comm->feedback.share);
     }
     if (before && told)
         u->sent[link] = 0;
@@ -226,17 +221,13 @@ void ln_unconfirmed_load(struct lossynet_comm *comm, int v) {
     const struct ln_partition *partition = &comm->partition;
     const bool has_error = ln_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
-        size_t n, at = ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n), offset, count;
-        for (int b = 0; n > 0 && b < partition->buckets; b++) {
-            const size_t packets = ln_shard_packets(partition, b, owner);
-            for (size_t k = 0; k < packets; k++, at++) {
-                ln_packet_span(partition, b, owner, k, &offset, &count);
-                const uint16_t *residual =
-                    comm->feedback.residual + (size_t)v * partition->elements + offset;
-                of(comm)->held[at] = 0;
-                for (size_t e = 0; !has_error && e < count; e++)
-                    of(comm)->held[at] |= ln_bf16_widen(residual[e]) != 0;
-            }
+        size_t n, at = ln_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+        for (struct ln_place p = {0}; n > 0 && ln_next_place(partition, owner, &p); at++) {
+            const uint16_t *residual =
+                comm->feedback.residual + (size_t)v * partition->elements + p.offset;
+            of(comm)->held[at] = 0;
+            for (size_t e = 0; !has_error && e < p.count; e++)
+                of(comm)->held[at] |= ln_bf16_widen(residual[e]) != 0;
         }
     }
 }

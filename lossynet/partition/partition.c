@@ -95,6 +95,15 @@ lossynet_status ln_partition_open(struct ln_partition *partition, int workers, i
     return LOSSYNET_OK;
 }
 
+size_t ln_last_until(const size_t *start, size_t count, size_t value) {
+    size_t low = 0, high = count;
+    while (high - low > 1) { /* start[low] <= value < start[high] */
+        const size_t middle = low + (high - low) / 2;
+        *(start[middle] <= value ? &low : &high) = middle;
+    }
+    return low;
+}
+
 void ln_partition_close(struct ln_partition *partition) {
     free(partition->shard_element);
     free(partition->shard_packet);

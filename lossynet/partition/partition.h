@@ -94,6 +94,27 @@ static inline void ln_packet_span(const struct ln_partition *partition, int buck
         end - *offset < partition->packet_elements ? end - *offset : partition->packet_elements;
 }
 
+struct ln_place { /* of one of an owner's packets */
+    int bucket;
+    size_t next;          /* number in the shard of the packet after it */
+    size_t offset, count; /* its elements */
+};
+
+/* Moves to the owner's next packet, in order of (bucket, packet), at first from {0} to the first one.
+ * Returns false after the last one. */
+static inline bool ln_next_place(const struct ln_partition *partition, int owner,
+                                 struct ln_place *at) {
+    for (; at->bucket < partition->buckets; at->bucket++, at->next = 0) {
+        if (at->next == ln_shard_packets(partition, at->bucket, owner)) continue;
+        ln_packet_span(partition, at->bucket, owner, at->next++, &at->offset, &at->count);
+        return true;
+    }
+    return false;
+}
+
+/* The last of start[0 ... count - 1], which ascend, that is not above `value`; start[0] is not. */
+size_t ln_last_until(const size_t *start, size_t count, size_t value);
+
 /* ---- elements in packets (elements.c) ---- */
 
 /* Whether packets hold rounded elements. */
