@@ -28,7 +28,8 @@ struct lossynet_meeting {
     double seconds; /* for which ranks wait for each other */
     bool *missing;  /* [ranks] or NULL; output if the ranks did not meet: which ones were missing */
     /* May be NULL. Rank 0 calls it repeatedly while it waits, if `missing` is given. It sets
-     * ended[r] for ranks that will not come; rank 0 then stops waiting. */
+     * ended[r] for ranks that will not come; rank 0 then stops waiting. It is true already for
+     * those that have come. */
     void (*find_ended)(void *context, bool *ended);
     void *context; /* of find_ended */
     /* NULL, or a file with the same secret on all ranks (key_file of struct lossynet_settings).

@@ -349,7 +349,7 @@ static lossynet_status hear(struct rendezvous *r, int listener, double wait) {
 static int find_ended(const struct rendezvous *r, const struct lossynet_meeting *m) {
     int found = 0;
     if (!m->missing) return 0;
-    memset(m->missing, 0, (size_t)r->ranks * sizeof *m->missing);
+    for (int rank = 0; rank < r->ranks; rank++) m->missing[rank] = r->peer[rank] >= 0;
     m->find_ended(m->context, m->missing);
     for (int rank = 0; rank < r->ranks; rank++) {
         m->missing[rank] &= rank > 0 && r->peer[rank] < 0;

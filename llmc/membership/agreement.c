@@ -380,11 +380,17 @@ enum agreement_result agreement_dissolve(struct agreement *a) {
 
 void agreement_find_ended(const struct agreement *a, bool *ended) {
     const size_t members = (size_t)a->view.members;
+    struct member *asked = calloc(members, sizeof *asked);
     enum reached *reached = (enum reached *)calloc(members, sizeof *reached);
-    if (!reached) return; /* then no member is found, and the caller waits longer */
-    a->set.reach(a->set.context, a->view.member, a->view.members, reached);
-    for (int r = 0; r < a->view.members; r++)
-        if (reached[r] == REACHED_REFUSED && r != a->view.self) ended[r] = true;
+    int count = 0;
+    if (asked && reached) { /* otherwise no member is found, and the caller waits longer */
+        for (int r = 0; r < a->view.members; r++)
+            if (!ended[r] && r != a->view.self) asked[count++] = a->view.member[r];
+        a->set.reach(a->set.context, asked, count, reached);
+        for (int r = 0, i = 0; i < count; r++)
+            if (!ended[r] && r != a->view.self) ended[r] = reached[i++] == REACHED_REFUSED;
+    }
+    free(asked);
     free(reached);
 }
 
@@ -428,7 +434,7 @@ int agreement_leave(struct agreement *a, double now, const bool *missing, bool t
     }
     a->state = AGREEMENT_LEAVING;
     a->leaving.takes_in = takes_in;
-    a->leaving.asked = false;
+    a->leaving.patience = -1;
     a->leaving.began = now;
     return 0;
 }
@@ -446,6 +452,27 @@ static void left_out(struct agreement *a, double now) {
     a->self.uid[0] = 0;
 }
 
+/* Sets how long this process waits before it proposes a view. Hosts are asked whether members have
+ * ended if nobody is known to be missing, or if that makes the wait shorter. */
+static int find_patience(struct agreement *a) {
+    const struct view *v = &a->view;
+    bool *missing = a->leaving.missing;
+    bool *ended = calloc((size_t)v->members, sizeof *ended);
+    if (!ended) return log_out_of_memory("ended members", v->members);
+    const bool knows = knows_who(a);
+    if (!knows || view_patience(v, missing, missing) < view_patience(v, missing, ended)) {
+        for (int r = 0; r < v->members; r++) ended[r] = knows && !missing[r]; /* is not asked */
+        agreement_find_ended(a, ended);
+        for (int r = 0; r < v->members; r++) {
+            missing[r] |= ended[r] && !knows;
+            ended[r] &= missing[r];
+        }
+    }
+    a->leaving.patience = view_patience(v, missing, ended);
+    free(ended);
+    return 0;
+}
+
 static enum agreement_result step_leaving(struct agreement *a, const struct room *room,
                                           double now) {
     if (room->view.epoch < a->view.epoch) {
@@ -460,9 +487,8 @@ static enum agreement_result step_leaving(struct agreement *a, const struct room
         left_out(a, now);
         return AGREEMENT_WAIT;
     }
-    if (!a->leaving.asked && !knows_who(a)) agreement_find_ended(a, a->leaving.missing);
-    a->leaving.asked = true;
-    if (now < a->leaving.began + view_patience(&a->view, a->leaving.missing)) return AGREEMENT_WAIT;
+    if (a->leaving.patience < 0 && find_patience(a)) return AGREEMENT_FAILED;
+    if (now < a->leaving.began + a->leaving.patience) return AGREEMENT_WAIT;
     /* If several ranks die at once, this rank may have noticed only one of them. */
     if (a->leaving.missing) agreement_find_ended(a, a->leaving.missing);
     return propose(a, room, a->leaving.missing, 0, now);

@@ -68,8 +68,8 @@ enum agreement_obstacle {
 struct agreement_leaving { /* while the process leaves a view */
     bool *missing;         /* the members that are missing */
     double began;          /* since when */
+    double patience;       /* seconds until it proposes a view; < 0: not known yet */
     bool takes_in;         /* the next view may have new members */
-    bool asked;            /* without knowing who is missing: hosts were asked */
 };
 
 struct agreement_lease {
@@ -108,7 +108,8 @@ enum agreement_result agreement_compare(struct agreement *a, const char *version
 int agreement_leave(struct agreement *a, double now, const bool *missing, bool takes_in);
 
 /* Call inside or leaving: sets ended[rank] of the view's members whose host says that their process
- * has ended; never this process's own. */
+ * has ended; never this process's own. It asks those for which ended[rank] is false: a host that is
+ * cut off takes half a second. */
 void agreement_find_ended(const struct agreement *a, bool *ended);
 
 /* Call outside or leaving: tries once to get into a view, with some requests to the store. */

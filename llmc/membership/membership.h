@@ -70,7 +70,8 @@ int membership_next_view(struct membership *m, const bool *missing, bool takes_i
 bool membership_has_changed(const struct membership *m);
 
 /* Sets ended[rank] of the ranks of the present view whose process has ended: their host answers
- * that nobody listens at the member's address. Takes up to half a second. */
+ * that nobody listens at the member's address. Asks those for which it is false, for up to half a
+ * second. */
 void membership_find_ended(const struct membership *m, bool *ended);
 
 /* Ends the present view, whose members all stop together and all call this. The run is not complete,

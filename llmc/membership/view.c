@@ -37,19 +37,20 @@ int view_next(const struct view *present, const bool *missing, const struct memb
     return 0;
 }
 
-double view_patience(const struct view *v, const bool *missing) {
+double view_patience(const struct view *v, const bool *missing, const bool *ended) {
     static const double TURN = 0.1, TURNS_MOST = 2, HALF = 0.5, MORE = 1.5; /* seconds */
     static const double UNSURE = 2;
-    int gone = 0, before = 0;
+    int gone = 0, dead = 0, before = 0;
     for (int r = 0; r < v->members; r++) {
         if (missing && missing[r])
-            gone++;
+            gone++, dead += ended[r];
         else if (r < v->self)
             before++;
     }
     const double turn = TURN * before < TURNS_MOST ? TURN * before : TURNS_MOST;
     if (missing && gone == 0) return turn + UNSURE;
-    return turn + (2 * gone > v->members ? MORE : gone && 2 * gone == v->members ? HALF : 0);
+    const int silent = gone - dead, living = v->members - dead;
+    return turn + (2 * silent > living ? MORE : silent && 2 * silent == living ? HALF : 0);
 }
 
 int view_copy(const struct view *from, struct view *to) {

@@ -38,9 +38,9 @@ int view_next(const struct view *present, const bool *missing, const struct memb
 /* Seconds that rank `self` waits before it proposes the view without missing[] (NULL: nobody is
  * missing). Each rank that is heard waits longer than the one before it, so that one proposal is
  * enough. A rank that would leave out half of the view or more waits longer, since the larger side
- * should go on. A rank that does not know who is gone (missing is not NULL, and all false) waits
- * for those that know. */
-double view_patience(const struct view *v, const bool *missing);
+ * should go on; missing members of which ended[] says that they have ended are on no side. A rank
+ * that does not know who is gone (missing is not NULL, and all false) waits for those that know. */
+double view_patience(const struct view *v, const bool *missing, const bool *ended);
 
 int view_copy(const struct view *from,
               struct view *to);  /* 0, or -1 after reporting; *to is empty */

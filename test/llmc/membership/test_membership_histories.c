@@ -301,14 +301,18 @@ static void draw(void *context, char uid[24]) {
 }
 
 /* A connection takes both directions. A frozen process answers: its kernel does; and so does the
- * kernel of a dead one. */
+ * kernel of a dead one. An answer that does not come is waited for. */
 static void reach(void *context, const struct member *m, int members, enum reached *reached) {
     struct process *p = (struct process *)context;
     const struct world *w = p->world;
-    for (int i = 0; i < members; i++)
+    bool all = true;
+    for (int i = 0; i < members; i++) {
         reached[i] = !w->hears[p->slot][m[i].pid] || !w->hears[m[i].pid][p->slot] ? REACHED_NOT
                      : w->process[m[i].pid].alive                                 ? REACHED
                                                                                   : REACHED_REFUSED;
+        all &= reached[i] != REACHED_NOT;
+    }
+    if (!all) stall(p, 0.5);
 }
 
 /* ---- a process ---- */
@@ -694,6 +698,37 @@ static void test_one_of_many_dies(void **state) {
     if (processes) agree(atoi(processes));
 }
 
+/* Seconds until the next view is there, when `gone` members have died or are cut off, the last ones. */
+static double until_next_view(int processes, int gone, bool cut_off) {
+    struct world *w = settled(processes);
+    run_until(w, now(w) + 5);
+    const double began = now(w);
+    for (int r = processes - gone; r < processes; r++) {
+        const int pid = w->view[1].member[r].pid;
+        w->asks[pid] = false;
+        for (int s = 0; s < processes && cut_off; s++) w->hears[s][pid] = w->hears[pid][s] = false;
+        if (!cut_off) end(&w->process[pid]);
+    }
+    while (w->epoch == 1 && now(w) < began + 20) run_until(w, now(w) + 0.01);
+    const double seconds = now(w) - began;
+    assert_int_equal(w->view[2].members, processes - gone);
+    world_close(w);
+    return seconds;
+}
+
+/* What is known is not waited for: that a host which is cut off does not answer, and that dead
+ * processes, unlike silent ones, are on no larger side of a cut. */
+static void test_what_is_known_is_not_waited_for(void **state) {
+    (void)state;
+    const double cut_off = until_next_view(4, 1, true), most = until_next_view(4, 3, false),
+                 most_cut_off = until_next_view(4, 3, true);
+    print_message("%.2f s until one of four that is cut off is left out; three of four that are "
+                  "dead: %.2f s, cut off: %.2f s\n",
+                  cut_off, most, most_cut_off);
+    assert_true(cut_off < SILENCE + 0.5 && most < SILENCE + 0.5);
+    assert_true(most_cut_off > SILENCE + 1.5);
+}
+
 /* More are silent than one write can remove; they come back as new ones. */
 static void test_many_are_left_out_at_once(void **state) {
     (void)state;
@@ -759,6 +794,7 @@ int main(void) {
         cmocka_unit_test(test_histories),
         cmocka_unit_test(test_wide_histories),
         cmocka_unit_test(test_one_of_many_dies),
+        cmocka_unit_test(test_what_is_known_is_not_waited_for),
         cmocka_unit_test(test_many_are_left_out_at_once),
         cmocka_unit_test(test_store_away_while_nobody_dies),
         cmocka_unit_test(test_one_way_link_changes_few_views),

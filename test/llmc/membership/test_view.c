@@ -67,18 +67,21 @@ static void test_survivors_keep_their_order(void **state) {
 static void test_who_proposes_first(void **state) {
     (void)state;
     struct view v = view_of(4);
-    const bool first[] = {true, false, false, false}, half[] = {true, true, false, false},
-               most[] = {true, true, false, true};
+    const bool none[4] = {false}, first[] = {true, false, false, false},
+               half[] = {true, true, false, false}, most[] = {true, true, false, true};
     v.self = 0;
-    assert_true(view_patience(&v, NULL) == 0);
+    assert_true(view_patience(&v, NULL, none) == 0);
     v.self = 2;
-    const double alone = view_patience(&v, most), cut = view_patience(&v, half),
-                 one = view_patience(&v, first);
+    const double alone = view_patience(&v, most, none), cut = view_patience(&v, half, none),
+                 one = view_patience(&v, first, none);
     assert_true(one > 0 && one < cut && cut < alone && alone <= 2);
+    /* Who has ended is on no side of a cut. */
+    assert_true(view_patience(&v, most, most) == 0 && view_patience(&v, half, half) == 0);
+    assert_true(view_patience(&v, most, half) > 0 && view_patience(&v, most, half) < alone);
     /* Who does not know who is missing waits for those who do. */
-    assert_true(view_patience(&v, (const bool[]){false, false, false, false}) > one + 1);
+    assert_true(view_patience(&v, none, none) > one + 1);
     v.self = 1;
-    assert_true(view_patience(&v, first) == 0); /* rank 0 is missing: rank 1 is the first */
+    assert_true(view_patience(&v, first, none) == 0); /* rank 0 is missing: rank 1 is the first */
     view_clear(&v);
 }
 
