@@ -79,6 +79,7 @@ struct ln_rejected {    /* datagrams dropped on receipt, by the first error foun
     uint64_t late;       /* DATA of a phase or bucket that is not open */
     uint64_t duplicate;  /* DATA, or an encrypted datagram, that had come before */
     uint64_t not_finite; /* NaN or infinity, over links that lose datagrams */
+    uint64_t ignored;    /* no fault: TEST datagrams; what we sent on, but for DATA */
 };
 
 struct ln_pacing {
@@ -170,7 +171,6 @@ struct ln_receiver {
     int unanswered;   /* peers with live.repeated */
     int suspects;     /* peers with live.suspected */
     struct ln_rejected rejected;
-    uint64_t ignored;    /* TEST datagrams; what we sent on, but for DATA */
     uint64_t stragglers; /* phases of peers that were ended by a deadline */
     struct ln_relayed relayed;
 };
