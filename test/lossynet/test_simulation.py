@@ -1,5 +1,6 @@
 """Tests what a step costs by round trip and loss, and what late ranks cost the others. Times are virtual
 (dev/simulation), so results depend only on the program."""
+import re
 import subprocess
 
 import pytest
@@ -28,6 +29,16 @@ def test_control_datagrams(round_trip, lost, control, step_ms):
     At 10% loss it waits less than two round trips more."""
     got = simulate(round_trip, lost)
     assert got["control"] <= control and got["step_ms"] <= step_ms, got
+
+
+@pytest.mark.parametrize("said,arguments", [
+    (r"ranks takes ([\d.]+) ms at 0\.2 ms", (2e-4, 0)), (r"At 100 ms it takes (\d+) ms", (0.1, 0)),
+    (r"with 10% lost (\d+) ms", (0.1, 0.1)), (r"plain takes (\d+) ms", (0.1, 0.2, 1024, 4, 1024)),
+    (r"the default (\d+)", (0.1, 0.2, 1024, 4, 1024, "rule")),
+])
+def test_the_page_says_what_steps_take_today(said, arguments):
+    page = " ".join((ROOT / "dev/bench/network/round_trips.md").read_text(encoding="utf-8").split())
+    assert simulate(*arguments)["step_ms"] == pytest.approx(float(re.search(said, page)[1]), rel=0.02)
 
 
 @pytest.mark.parametrize("lost,trips", [(0.0, 0), (0.01, 0), (0.08, 2.5)])
