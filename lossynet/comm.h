@@ -14,10 +14,6 @@ lossynet_status ln_comm_open(const struct lossynet_world *world,
 /* Checks settings, and logs what is wrong with them (settings.c). */
 lossynet_status ln_settings_check(const struct lossynet_world *world,
                                   const struct lossynet_settings *settings);
-/* Checks a loss model: rates in [0,1], a known model, a readable trace. On failure `why` gets one line
- * that says what was expected. */
-lossynet_status ln_loss_check(const struct lossynet_loss_settings *loss, char *why,
-                              size_t why_size);
 extern const char *const ln_estimator_names[],
     *const ln_link_names[], *const ln_wire_dtype_names[]; /* a NULL ends each */
 

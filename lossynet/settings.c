@@ -186,18 +186,13 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
 
 static lossynet_status check_all(const struct lossynet_world *world,
                                  const struct lossynet_settings *settings) {
-    struct lossynet_loss_settings evenly = settings->loss;
     char why[512];
+    struct ln_loss loss;
+    struct ln_at rounds = {0};
     lossynet_status status = ln_settings_check(world, settings);
     if (status) return status;
-    evenly.at = NULL;
-    status = ln_loss_check(&evenly, why, sizeof why);
-    const bool uneven = !status;
-    struct ln_loss loss = {0};
-    struct ln_at rounds = {0};
-    if (uneven) status = ln_loss_open(&loss, &settings->loss, why, sizeof why);
-    if (status) ln_log("%s: %s", uneven ? "loss-at" : "loss-model", why);
-    if (status) return status;
+    status = ln_loss_open(&loss, &settings->loss, why, sizeof why);
+    if (status) return ln_fail(status, "%s", why);
     status = ln_repair_at_parse(&rounds, settings, why, sizeof why);
     if (status) ln_log("%s", why);
     if (!status && settings->tensors &&
@@ -215,15 +210,5 @@ lossynet_status lossynet_check(const struct lossynet_world *world,
     const struct ln_log_target *before = ln_log_use(&log);
     lossynet_status status = check_all(world, settings);
     ln_log_use(before);
-    return status;
-}
-
-/* ---- loss ---- */
-
-lossynet_status ln_loss_check(const struct lossynet_loss_settings *settings, char *why,
-                              size_t why_size) {
-    struct ln_loss loss;
-    lossynet_status status = ln_loss_open(&loss, settings, why, why_size);
-    ln_loss_close(&loss);
     return status;
 }

@@ -70,7 +70,7 @@ struct ln_loss {
     struct ln_at at; /* links and tensors with rates of their own */
 };
 
-/* On failure `why` gets one line that says what was expected. */
+/* On failure `why` gets one line that names the setting and says what was expected. */
 lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
                              char *why, size_t why_size);
 void ln_loss_close(struct ln_loss *loss);

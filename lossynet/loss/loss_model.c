@@ -393,22 +393,33 @@ static lossynet_status model_parse(struct ln_loss *loss,
     return LOSSYNET_INVALID;
 }
 
-lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
-                             char *why, size_t why_size) {
-    *loss = (struct ln_loss){.seed = settings->seed, .paths = 1};
+/* *setting: the one that is wrong, if one is. */
+static lossynet_status parse(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
+                             const char **setting, char *why, size_t why_size) {
+    *setting = "loss-model";
     for (int phase = 0; phase < 2; phase++) {
         loss->rate[phase] = settings->rate[phase];
-        if (!(settings->rate[phase] >= 0 && settings->rate[phase] <= 1)) {
-            snprintf(why, why_size, "%s loss rate %g: expected a number from 0 to 1",
-                     phase_name[phase], settings->rate[phase]);
-            return LOSSYNET_INVALID;
-        }
+        if (settings->rate[phase] >= 0 && settings->rate[phase] <= 1) continue;
+        snprintf(why, why_size, "%s loss rate %g: expected a number from 0 to 1", phase_name[phase],
+                 settings->rate[phase]);
+        return LOSSYNET_INVALID;
     }
     const char *at = settings->at;
     lossynet_status status = model_parse(loss, settings, why, why_size);
-    if (!status && at && strcmp(at, "none") != 0)
-        status = at_parse(loss, at, settings->workers, why, why_size);
-    if (status) ln_loss_close(loss);
+    if (status || !at || strcmp(at, "none") == 0) return status;
+    *setting = "loss-at";
+    return at_parse(loss, at, settings->workers, why, why_size);
+}
+
+lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
+                             char *why, size_t why_size) {
+    char wrong[480];
+    const char *setting;
+    *loss = (struct ln_loss){.seed = settings->seed, .paths = 1};
+    const lossynet_status status = parse(loss, settings, &setting, wrong, sizeof wrong);
+    if (!status) return LOSSYNET_OK;
+    snprintf(why, why_size, "%s: %s", setting, wrong);
+    ln_loss_close(loss);
     return status;
 }
 

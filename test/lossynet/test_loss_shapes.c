@@ -553,7 +553,7 @@ static void test_check(void **state) {
         struct lossynet_loss_settings settings = {
             .rate = {wrong[i].rate, 0}, .model = wrong[i].model, .at = wrong[i].at, .workers = 8};
         why[0] = 0;
-        assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+        assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
         if (!strstr(why, wrong[i].says) || strchr(why, '\n'))
             fail_msg("\"%s\" lacks \"%s\"", why, wrong[i].says);
     }
@@ -564,10 +564,10 @@ static void test_check(void **state) {
     fputs("01", file);
     fclose(file);
     struct lossynet_loss_settings settings = {.rate = {1, 1}, .model = model, .at = "2=0.5"};
-    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+    assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
     assert_non_null(strstr(why, "'2=0.5': a trace has no rates"));
     settings.at = "none";
-    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_OK);
+    assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_OK);
     remove(path);
 }
 

@@ -275,7 +275,7 @@ static void test_trace(void **state) {
 
     struct lossynet_loss_settings settings = {.rate = {0, 0.1}, .model = model};
     char why[256];
-    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_OK);
+    assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_OK);
     assert_int_equal(ln_loss_open(&loss, &settings, why, sizeof why), LOSSYNET_OK);
     ln_loss_mask(&loss, LOSSYNET_GRADIENT, 0, 0, 1, 100, NULL, mask_a); /* rate 0 */
     assert_true(lost(mask_a, 100) == 0);
@@ -286,12 +286,12 @@ static void test_trace(void **state) {
     const char *bad[][2] = {{"01\n0x1", "line 2"}, {" \n# 01", "empty"}, {"", "empty"}};
     for (int i = 0; i < 3; i++) {
         write_file(path, bad[i][0]);
-        assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
+        assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
         assert_non_null(strstr(why, bad[i][1]));
         assert_non_null(strstr(why, path));
     }
     remove(path);
-    assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
+    assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_FILE);
     assert_non_null(strstr(why, "No such file"));
 }
 
@@ -315,13 +315,13 @@ static void test_loss_check(void **state) {
         struct lossynet_loss_settings settings = {.rate = {wrong[i].gradient, wrong[i].parameter},
                                                   .model = wrong[i].model};
         char why[256] = "";
-        assert_int_equal(ln_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+        assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
         if (!strstr(why, wrong[i].says) || strchr(why, '\n'))
             fail_msg("\"%s\" lacks \"%s\"", why, wrong[i].says);
     }
     struct lossynet_loss_settings right = {.rate = {1, 0.5}, .model = "burst:1"};
     char why[256];
-    assert_int_equal(ln_loss_check(&right, why, sizeof why), LOSSYNET_OK);
+    assert_int_equal(loss_check(&right, why, sizeof why), LOSSYNET_OK);
 }
 
 /* ---- phases in memory ---- */
