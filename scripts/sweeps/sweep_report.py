@@ -159,8 +159,8 @@ def as_text(rows):
 
 def write_csv(rows, path):
     names = ["section", "run", "seeds", "perplexity", "replica_perplexity", "changes", "mean",
-             "interval", "low", "high", "within", "seeds_needed", "step_tax", "tax_interval", "gradient_loss_rate", "parameter_loss_rate",
-             "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age",
+             "interval", "low", "high", "within", "seeds_needed", "step_tax", "tax_interval", "dropped", "gradient_loss_rate",
+             "parameter_loss_rate", "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age",
              "max_age", "extra_traffic", "diverged", "seconds"]
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -190,6 +190,17 @@ def place_of(group):
     return round(100 * max(rates), 1)
 
 
+def dropped(group, groups):
+    """What a group drops, in %: what the settings say, or, for tensors, links and traces, what groups that lose the
+    same and send nothing again have lost."""
+    asked = lambda run: [run.value(name, "none") for name in ("loss-at", "loss-model", "loss-rate")]
+    run = group["run"]
+    if asked(run)[0] == "none" and not asked(run)[1].startswith(("trace", "replay")):
+        return round(100 * max(run.rates()), 1)
+    return max([place_of(other) for other in groups if asked(other["run"]) == asked(run)
+                and not other["row"]["extra_traffic"]], default=place_of(group))
+
+
 def is_plain(run):
     """Whether a run is plain `lossy` with the section's first value of every axis but the loss rate.
     Such runs form a curve."""
@@ -216,18 +227,24 @@ def finish(axes, legend=True):
 
 def plot_arms(axes, arms, colours):
     """Plots arms with a name: a mark with its interval, and a small point for each seed. Arms at the same place
-    stand beside each other."""
+    stand beside each other; if all do, each has its name below."""
     names = list(dict.fromkeys(group["run"].arm() for group in arms))
     chosen = {name: next(colours) for name in names}
-    places = sorted({place_of(group) for group in arms})
-    gap = 0.1 * max([places[-1]] + [b - a for a, b in zip(places, places[1:])]) if arms else 0
-    for group in arms:
+    places = sorted({group["row"]["dropped"] for group in arms})
+    alike = len(places) == 1 and not axes.has_data()
+    gap = 1 if alike else 0.1 * max(places[-1:] + [b - a for a, b in zip(places, places[1:])], default=0)
+    for i, group in enumerate(arms):
         row, name = group["row"], group["run"].arm()
-        x = place_of(group) + gap * (names.index(name) - (len(names) - 1) / 2)
+        x = i if alike else row["dropped"] + gap * (names.index(name) - (len(names) - 1) / 2)
         axes.errorbar([x], [row["mean"]], yerr=row["interval"] or 0 if len(row["seeds"]) > 2 else 0, fmt="D",
-                      color=chosen[name], ms=7, capsize=4, label=group["label"])
-        axes.plot([x + gap / 4] * len(row["changes"]), row["changes"], ".", color=chosen[name], alpha=0.6)
-    if arms:
+                      color=chosen[name], ms=7, capsize=4, label="" if alike else group["label"])
+        axes.plot([x + gap / (8 if alike else 4)] * len(row["changes"]), row["changes"], ".", color=chosen[name],
+                  alpha=0.6)
+    axes.set_xlabel("packets dropped, %, mean over links" if arms else "packets lost, %")
+    if alike:
+        axes.set_xticks(range(len(arms)), [group["label"] for group in arms])
+        axes.set(xlim=(-0.5, len(arms) - 0.5), xlabel=f"{places[0]:g}% of the packets dropped, mean over links")
+    elif arms:
         axes.set_xlim(0, max(places[-1] + gap * (len(names) + 1) / 2, axes.get_xlim()[1]))
 
 
@@ -268,15 +285,15 @@ def plot_change(plt, groups, out):
     if even:  # the paper loses as much in both phases and on all links
         axes.plot([100 * p for p, _ in PAPER], [change for _, change in PAPER], "*", color="black",
                   ms=11, label="the paper: 7B, 64 GPUs")
-    axes.set(xlabel="packets dropped, %, mean over links" if arms else "packets lost, %",
-             ylabel="change of perplexity, %",
+    axes.set(ylabel="change of perplexity, %",
              title="What loss costs, against the same seed without loss (mean, 95%)")
     axes.axhline(0, color="black", lw=0.6)
     if not arms:
         axes.set_yscale("symlog", linthresh=1)  # linear up to 1%, logarithmic beyond
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     finish(axes, legend=False)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12))
     save(figure, out, "change")
 
 
@@ -493,6 +510,8 @@ def report(settings, results, out, plots):
     groups = group_runs(settings, results)
     for group in groups:
         group["row"] = summarise(group)
+    for group in groups:
+        group["row"]["dropped"] = dropped(group, groups)
     rows = [group["row"] for group in groups]
     os.makedirs(out, exist_ok=True)
     with open(os.path.join(out, "table.md"), "w", encoding="utf-8") as file:

@@ -572,6 +572,24 @@ loss-rate/wire-dtype/plain/lead/carry/repair/repair-budget = 0/float32/no/off/0/
     assert (tmp_path / "cost.png").stat().st_size > 5000
 
 
+def test_arms_that_lose_the_same_stand_side_by_side(data, tmp_path):
+    """What an arm sends again does not move it: loss of tensors is known from the arms that send nothing again."""
+    path = write(tmp_path / "arms", SETTINGS.split("[steep]")[0] + """
+[arms]
+against = name=none loss-at=none plain=no
+name/loss-at/plain = none/none/no the_paper/layers.0=0.3/yes ours/layers.0=0.3/no
+""", data)
+    settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
+    settings.expand()
+    lost = {"none": (0, None), "the paper": (0.25, None), "ours": (0.01, 0.2)}
+    results = {run.id: {"perplexity": 100, "max_age": 0, "status": "complete", "losses": [],
+                        "gradient_loss_rate": lost[run.arm()][0], "parameter_loss_rate": lost[run.arm()][0],
+                        "extra_traffic": lost[run.arm()][1]} for run in settings.runs}
+    sweep_report.report(settings, results, tmp_path, plots=True)
+    said = (tmp_path / "change.svg").read_text()
+    assert "25% of the packets dropped" in said and "the paper" in said and "ours" in said
+
+
 def test_plots_are_there(finished):
     _, out, _ = finished
     for name in ("change", "curves", "drift", "ages"):
