@@ -58,11 +58,11 @@ def rows_of(path, section):
     """[(label, dropped, tax, half of its interval, our exchange)] of the section."""
     with open(path, encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
-    if not table or "step_tax" not in table[0]:
+    if not table or not {"step_tax", "dropped"} <= set(table[0]):
         fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")
     rows, left_out, found = [], [], set()
     for row in table:
-        dropped = re.match(r"(?:.*?\b)?([\d.]+)%(?! gradient| parameter)", row["run"])
+        dropped = 0 if re.search("% (gradient|parameter)", row["run"]) else float(row["dropped"]) / 100
         if dropped:
             found.add(row["section"])
         if not row["section"].startswith(section) or not dropped:
@@ -73,15 +73,15 @@ def rows_of(path, section):
             continue
         small = re.search(r"wire-dtype int\d", row["run"]) is not None
         again = float(row["extra_traffic"] or 0) > 0
-        rows.append((row["run"], float(dropped[1]) / 100, tax, float(row["tax_interval"] or 0),
+        rows.append((row["run"], dropped, tax, float(row["tax_interval"] or 0),
                      "int8" if small else "rule" if again else "lossy"))
     if left_out:
         print(f"time_to_accuracy.py: left out, without a known step tax: {'; '.join(left_out)}", file=sys.stderr)
     if left_out and not rows:
         fail(f"{path}: no row of section '{section}...' has a step tax")
     if not rows:
-        fail(f"{path}: no row of a section '{section}...' has a loss rate in its name, such as 20%: expected " +
-             ("one of: " + "; ".join(sorted(found)) if found else "a sweep over loss-rate"))
+        fail(f"{path}: no row of a section '{section}...' loses packets of both phases: expected " +
+             ("one of: " + "; ".join(sorted(found)) if found else "a sweep that loses some"))
     return rows
 
 
