@@ -1,7 +1,7 @@
 """Builds liblossynet.so with the project's Makefile, without MPI, and puts it into the package.
 
 An sdist holds the C sources in sources/. Nothing in the library depends on the version of Python (ctypes), so a
-wheel is for all of them. Where this folder cannot be written, everything is built in a temporary one.
+wheel is for all of them, on this platform. Where this folder cannot be written, everything is built in a temporary one.
 """
 import atexit
 import os
@@ -9,19 +9,12 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 
-from setuptools import Distribution, setup
+from setuptools import setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
-
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # before setuptools 70.1
-    try:
-        from wheel.bdist_wheel import bdist_wheel
-    except ImportError:
-        bdist_wheel = None
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE / "sources" if (HERE / "sources").exists() else HERE.parents[1]
@@ -61,29 +54,12 @@ class WithSources(sdist):
         shutil.copy2(ROOT / "Makefile", sources)
 
 
-class Binary(Distribution):
-    """A package that is not the same on every platform."""
-
-    def has_ext_modules(self):
-        return True
-
-
-commands = {"build_py": BuildLibrary, "sdist": WithSources}
-if bdist_wheel:
-    class Wheel(bdist_wheel):
-        """For every Python 3."""
-
-        def get_tag(self):
-            return ("py3", "none", super().get_tag()[2])
-
-    commands["bdist_wheel"] = Wheel
-
-options = {}
+options = {"bdist_wheel": {"plat_name": sysconfig.get_platform()}}  # py3-none-linux_x86_64
 if not os.access(HERE, os.W_OK):
     elsewhere = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, elsewhere, ignore_errors=True)
-    options = {"egg_info": {"egg_base": elsewhere}, "build": {"build_base": elsewhere}}
+    options |= {"egg_info": {"egg_base": elsewhere}, "build": {"build_base": elsewhere}}
 if not HEADER.exists():
     raise SystemExit(f"{HEADER} is missing: expected `pip install ./lossynet/python` in the repository")
 setup(version=re.search(r'LOSSYNET_VERSION "([^"]+)"', HEADER.read_text(encoding="utf-8"))[1],
-      license="MIT", cmdclass=commands, distclass=Binary, options=options)
+      license="MIT", cmdclass={"build_py": BuildLibrary, "sdist": WithSources}, options=options)
