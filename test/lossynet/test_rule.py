@@ -155,7 +155,7 @@ def test_hadamard_is_that_of_c(tmp_path, monkeypatch):
     monkeypatch.setenv("LOSSYNET_LIBRARY", str(LIBRARY))
     for folder in ("lossynet/python", "dev/examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
-    from lossynet.rule import Functions, Part, _Part
+    from lossynet.rule import Functions, Part
     import rules
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-I{ROOT}", f"-I{ROOT}/lossynet",
                     str(ROOT / "scripts/sweeps/others/hadamard.c"), "-o", str(tmp_path / "h.so"), "-lm"], check=True)
@@ -163,10 +163,9 @@ def test_hadamard_is_that_of_c(tmp_path, monkeypatch):
     for count, offset, step in ((1, 0, 0), (8, 9, 1), (64, 128, 3), (1000, 77, 12), (4096, 5, 9)):
         ours = np.random.default_rng(count).standard_normal(count).astype(np.float32)
         theirs, before = ours.copy(), ours.copy()
-        part = Part(step, 4, 1, 0, slice(offset, offset + count), 256, -(-count // 256))
+        part = Part(step, 4, 1, 0, offset, count, 256, -(-count // 256))
         rules.Hadamard().send(part, 0, ours)
-        c_part = _Part(step, 4, 1, 0, offset, count, 256, part.packets)
-        twin.send(None, ctypes.byref(c_part), 0, theirs.ctypes.data)
+        twin.send(None, ctypes.byref(part), 0, theirs.ctypes.data)
         assert np.allclose(ours, theirs, rtol=0, atol=3e-6) and (count == 1 or not np.allclose(ours, before, atol=0.1))
         rules.Hadamard().turn(part, ours, True)
         assert np.allclose(ours, before, rtol=0, atol=3e-6)

@@ -4,25 +4,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, c_bool, c_double, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 
-class Part(NamedTuple):
-    """What one owner has of a bucket: each function of a rule is called about one."""
-    step: int
-    workers: int
-    owner: int
-    bucket: int
-    elements: slice  # of the whole vector
-    packet: int  # elements of a packet; the last one may have fewer
-    packets: int
+class Part(ctypes.Structure):
+    """What one owner has of a bucket: each function of a rule is called about one. ``offset``: of its ``count``
+    elements in the whole vector. ``packet``: elements of a packet; the last one may have fewer."""
+    _fields_ = [("step", c_uint64), ("workers", c_int), ("owner", c_int), ("bucket", c_int), ("offset", c_size_t),
+                ("count", c_size_t), ("packet", c_size_t), ("packets", c_size_t)]  # struct lossynet_rule_part
 
     @property
-    def count(self) -> int:
-        """The number of elements."""
-        return self.elements.stop - self.elements.start
+    def elements(self) -> slice:
+        """Of the whole vector."""
+        return slice(self.offset, self.offset + self.count)
 
     def spread(self, of_packets: np.ndarray) -> np.ndarray:
         """A value for each packet, (..., packets), as one for each element, (..., count)."""
@@ -54,16 +50,10 @@ class Rule:
         NaN: not known. The same on all ranks, and so must be what it returns."""
 
 
-class _Part(ctypes.Structure):
-    """struct lossynet_rule_part."""
-    _fields_ = [("step", c_uint64), ("workers", c_int), ("owner", c_int), ("bucket", c_int), ("offset", c_size_t),
-                ("count", c_size_t), ("packet", c_size_t), ("packets", c_size_t)]
-
-
 _CALLBACKS = {
-    "send": ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p),
-    "average": ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), POINTER(c_void_p), c_void_p, c_void_p, c_void_p),
-    "receive": ctypes.CFUNCTYPE(None, c_void_p, POINTER(_Part), c_int, c_void_p, c_void_p),
+    "send": ctypes.CFUNCTYPE(None, c_void_p, POINTER(Part), c_int, c_void_p),
+    "average": ctypes.CFUNCTYPE(None, c_void_p, POINTER(Part), POINTER(c_void_p), c_void_p, c_void_p, c_void_p),
+    "receive": ctypes.CFUNCTYPE(None, c_void_p, POINTER(Part), c_int, c_void_p, c_void_p),
     "reliable": ctypes.CFUNCTYPE(c_bool, c_void_p, c_int, c_uint64, c_uint64, c_double)}
 
 
@@ -75,11 +65,6 @@ class Functions(ctypes.Structure):
 def _view(address: int, count: int, kind: type) -> np.ndarray:
     """Memory of the library as an array."""
     return np.frombuffer((kind * count).from_address(address), kind)
-
-
-def _part(pointer: Any) -> Part:
-    p = pointer.contents
-    return Part(p.step, p.workers, p.owner, p.bucket, slice(p.offset, p.offset + p.count), p.packet, p.packets)
 
 
 class Bound:
@@ -113,11 +98,11 @@ class Bound:
             raise error
 
     def _send(self, _context: Any, pointer: Any, worker: int, values: int) -> None:
-        part = _part(pointer)
+        part = Part.from_buffer_copy(pointer.contents)
         self.rule.send(part, worker, _view(values, part.count, c_float))
 
     def _average(self, _context: Any, pointer: Any, gradients: Any, arrived: int, carried: int, average: int) -> None:
-        part = _part(pointer)
+        part = Part.from_buffer_copy(pointer.contents)
         shape = part.workers, part.packets
         came = _view(arrived, shape[0] * shape[1], c_uint8).reshape(shape).astype(bool)
         matrix = np.stack([_view(gradients[sender], part.count, c_float) for sender in range(part.workers)])
@@ -131,5 +116,5 @@ class Bound:
         _view(average, part.count, c_float)[:] = found
 
     def _receive(self, _context: Any, pointer: Any, worker: int, age: int, values: int) -> None:
-        part = _part(pointer)
+        part = Part.from_buffer_copy(pointer.contents)
         self.rule.receive(part, worker, _view(values, part.count, c_float), _view(age, part.packets, c_uint32).copy())
