@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.optim import swa_utils
+import torch.distributed.optim
 import torch.utils.checkpoint
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_habits import ADAMW, SGD, Noisy, alone, batch, built, loop, loss_of, net, refused, result, with_net
+from torch_habits import (ADAMW, SGD, Noisy, alone, batch, built, loop, loss_of, net, refused, result, with_net,
+                          with_optimizer)
 
 
 # ---- what writes in forward passes
@@ -360,6 +362,66 @@ def assigned(make, rank):
     loop(model, optimizer, rank)
 
 
+def in_parts(make, rank):
+    """Modules that are called one after the other, of which the first has batch statistics."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Sequential(nn.Linear(20, 12), nn.BatchNorm1d(12), nn.Tanh()), nn.Linear(12, 5))
+    model, optimizer = make(inner, SGD, lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step, rank)
+        made = inner[1](inner[0](x)) if make.ours else model(x)
+        ((made - y) ** 2).mean().backward()
+        optimizer.step()
+    return result(inner)
+
+
+@refused
+def tied_by_data(make, _rank):
+    inner = same_widths()
+    inner[2].weight.data = inner[0].weight.data
+    make(inner, SGD, lr=0.1)
+
+
+@refused
+def swapped_later(make, rank):
+    """Conversions put other tensors into the parameters, which have no hooks."""
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        inner.half().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    loop(model, optimizer, rank)
+
+
+class Zero(torch.distributed.optim.ZeroRedundancyOptimizer):
+    """Ranks give each other what each has stepped."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, SGD, lr=lr)
+
+
+@refused
+def another_head(make, rank):
+    """A layer in the place of one that the optimizer has."""
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank, steps=1)
+    inner[4] = nn.Linear(40, 5)
+    loop(model, optimizer, rank)
+
+
+@refused
+def replicated(make, rank):
+    """DistributedDataParallel that is no module around the model."""
+    from torch.distributed._composable.replicate import replicate
+    inner = net()
+    model, optimizer = make(inner, SGD, whole=True, lr=0.1)
+    replicate(inner)
+    loop(model, optimizer, rank)
+
 
 # ---- what is not the same on all ranks
 
@@ -573,6 +635,8 @@ TABLE = {
     "plateau": by_plateau, "plateau alone": by_plateau_alone, "all_reduce": reduced_by_hand,
     "hooks later": hooked_later, "update_bn": built(lambda: Noisy(0), statistics_again),
     "loads on rank 0": loads_on_rank_0, "assign=True": assigned,
+    "another head": another_head, "swapped later": swapped_later, "ZeRO": with_optimizer(Zero, lr=0.1),
+    "replicate": replicated, "called in parts": in_parts, "tied by .data": tied_by_data,
     "pulse() alone": alone(lambda optimizer: optimizer.comm.pulse(np.zeros(1))),
     "load_state_dict() alone": alone(lambda optimizer: optimizer.load_state_dict({})),
     "clamped on rank 0": written(clamp_on_0), ".data on rank 0": written(clamp_data_on_0),

@@ -11,6 +11,7 @@ class Entry:
         self.parameter, self.name, self.bucket = parameter, name, bucket
         self.place = slice(offset, offset + parameter.numel())
         self.dtype, self.device, self.kind = parameter.dtype, parameter.device, type(parameter)
+        self.tensor = parameter._cdata  # in C++, where its hooks are
         self.direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
         self.words = f"parameter {name}" if name else f"a parameter of shape {tuple(parameter.shape)}"
         self.final = False  # its gradient of this step is with the library
@@ -27,7 +28,8 @@ class Entry:
         """Raises RuntimeError if the script has converted the parameter."""
         now = self.parameter
         if now.dtype != self.dtype or now.device != self.device or now.shape != self.value.shape or \
-                (self.direct and now.stride() != self.value.stride()) or self.value.data_ptr() != self.address:
+                (self.direct and now.stride() != self.value.stride()) or self.value.data_ptr() != self.address or \
+                now._cdata != self.tensor:
             raise RuntimeError(f"lossynet: {self.words} is {now.dtype} {tuple(now.shape)} on {now.device} with strides "
                                f"{now.stride()} now: expected model.to(...) before ShardedOptimizer is made, and "
                                "share_memory() of a copy")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,9 @@ from . import _touch
 from ._library import LossynetError
 from .comm import Comm
 
-_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # each averages, too
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DDP"}  # replicate() makes a DDP
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CHECKED_STEPS = 2  # in so many first steps contents tell what the script changes; later versions do
-_BLOCK = 1024  # elements whose sum is compared
 _SAMPLE = 16384  # elements of a buffer, at most, that tell whether it has changed
 
 Named = list[tuple[str, torch.Tensor]]
@@ -27,19 +26,16 @@ def settings(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def is_wrapped(module: torch.nn.Module) -> bool:
-    """Whether a module is torch.compile's or torch.jit's around another. Its parts do not call hooks."""
-    return hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
-
-
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether module.compile() was called. Its parts do not call hooks."""
-    return bool(getattr(module, "_compiled_call_impl", None))
+    """By torch.compile, torch.jit or module.compile(): its parts do not call hooks."""
+    return hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule) or \
+        bool(getattr(module, "_compiled_call_impl", None))
 
 
 # ---- refusals
 
 def check_parameters(parameters: Named) -> None:
+    seen: dict[int, str] = {}
     for name, parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):
             raise ValueError(f"lossynet: parameter {name or 'without a name'} has no shape yet: expected a forward "
@@ -52,6 +48,11 @@ def check_parameters(parameters: Named) -> None:
         if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
             raise ValueError(f"lossynet: {words} is a {type(parameter.data).__name__}, "
                              f"{parameter.layout}: expected a dense torch.Tensor, whole on each rank")
+        if parameter.data_ptr() in seen:
+            raise ValueError(f"lossynet: {words} has the memory of {seen[parameter.data_ptr()]}: expected one parameter "
+                             "in both places, as in b.weight = a.weight, or b.weight.data = a.weight.data.clone()")
+        if parameter.data_ptr():
+            seen[parameter.data_ptr()] = words
 
 
 def check_modules(module: torch.nn.Module) -> None:
@@ -71,9 +72,10 @@ def check_modules(module: torch.nn.Module) -> None:
 
 
 def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords: dict[str, Any],
-                    whole: bool) -> dict[str, bool]:
+                    whole: bool, rank: int) -> dict[str, bool]:
     """Ranks own parts of parameters, as flat vectors, or whole ones. Does the optimizer do the same with what a rank
-    owns as with all? Returns the names of its state, and whether that has the shape of the parameter."""
+    owns as with all? Returns the names of its state, and whether that has the shape of the parameter. rank: each tries
+    other values, so that an optimizer that exchanges them is seen."""
     state: dict[str, bool] = {}
     tried: list[Any] = []
     for group in groups:
@@ -86,9 +88,10 @@ def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords
         shapes = [shape[:count] for count in dims for shape in ((4, 6, 2, 2), (3, 5, 2, 2))]
         with torch.random.fork_rng(devices=[]):
             trials = [shapes] if whole else [[(4, 6)], [(2, 3, 2, 2)]]
-            why = next(filter(None, (_try(optimizer_class, given, each, not whole, state) for each in trials)), "")
+            outcomes = (_try(optimizer_class, given, each, not whole, rank, state) for each in trials)
+            why = next(filter(None, outcomes), "")
             if why:
-                fits = not whole and not _try(optimizer_class, given, shapes, False, {})
+                fits = not whole and not _try(optimizer_class, given, shapes, False, rank, {})
                 raise ValueError(
                     f"lossynet: optimizer {getattr(optimizer_class, '__name__', optimizer_class)}: expected " + (
                         'shard="parameter", which gives each rank whole parameters' if fits else
@@ -97,10 +100,10 @@ def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords
     return state
 
 
-def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ...]], cut: bool,
+def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ...]], cut: bool, seed: int,
          state: dict[str, bool]) -> str:
     """What goes wrong with two optimizers, each for some tensors or (cut) parts of one. Empty: nothing."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     start, *gradients = ([torch.randn(shape, generator=generator, device="cpu") for shape in shapes] for _ in range(4))
     cuts = (lambda tensors: tensors[0].flatten().split([10, 9, 5])) if cut else list
     together = [torch.nn.Parameter(tensor.clone()) for tensor in start]
@@ -124,7 +127,7 @@ def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ..
     return ""
 
 
-def same_model(gather: Callable[[bytes], list[bytes]], rank: int, every: Named) -> None:
+def same_model(every: Named, gather: Callable[[bytes], list[bytes]], rank: int) -> None:
     """Raises LossynetError, on all ranks, if a rank has another model than rank 0. gather: the bytes of all ranks, as
     many of each."""
     texts = [f"{name} of shape {tuple(t.shape)}, {t.dtype}" for name, t in every]
@@ -152,21 +155,17 @@ def total(tensors: Named) -> int:
 def same_values(comm: Comm, every: Named) -> None:
     """Raises RuntimeError, on all ranks, if a rank has other values than rank 0, in more than the last bits: kinds of
     processors differ there. Collective."""
-    sums = [_sums(tensor) for _, tensor in every]
-    of_ranks = comm.all_gather(np.concatenate(sums), "")
-    words = np.repeat(np.arange(len(every)), [len(each) for each in sums])
-    for rank, block in np.argwhere(np.abs(of_ranks - of_ranks[0]).max(axis=2) > 1e-5 * of_ranks.max(axis=(0, 2))):
-        raise RuntimeError(f"lossynet: {every[words[block]][0]} is not the same on rank {rank} as on rank 0: expected "
-                           "the script to write the same on all ranks; weights of one rank before ShardedOptimizer is "
+    same = []
+    for _, tensor in every:
+        mine = tensor.detach().flatten().float().cpu().numpy()
+        theirs = mine.copy()
+        comm.spread_bytes(theirs.view(np.uint8))
+        near = {"rtol": 2 * torch.finfo(tensor.dtype).eps, "atol": 1e-5 * np.abs(theirs).max(initial=0)}
+        same.append(np.allclose(mine, theirs, equal_nan=True, **near))
+    for rank, number in np.argwhere(~comm.all_gather(np.array(same), "")):
+        raise RuntimeError(f"lossynet: {every[number][0]} is not the same on rank {rank} as on rank 0: expected the "
+                           "script to write the same on all ranks; weights of one rank before ShardedOptimizer is "
                            "made, gradients of each rank by backward()")
-
-
-def _sums(tensor: torch.Tensor) -> np.ndarray:
-    """Of blocks of elements: the sum, and as much as that of their magnitudes may be."""
-    flat = tensor.detach().flatten().float()
-    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % _BLOCK)).view(-1, _BLOCK)
-    norms = torch.linalg.vector_norm(blocks, dim=1) * _BLOCK ** 0.5
-    return torch.stack([blocks.sum(1), norms], 1).cpu().numpy()
 
 
 # ---- what is not trained: frozen parameters and buffers
@@ -198,23 +197,23 @@ class Others:
     """What a model has besides the parameters that are trained. All of it comes from rank 0 at the start. Buffers
     come from there again once one of them has changed, as with DistributedDataParallel."""
 
-    def __init__(self, frozen: Named):
-        self.parameters, self.hooks = frozen, []
-        self._known = {id(p) for _, p in frozen}  # and what modules had when they were taken in
-        self.covered: dict[torch.nn.Module, None] = {}  # modules that were taken in
+    def __init__(self, frozen: list[torch.nn.Parameter]):
+        self.frozen, self.hooks = frozen, []  # of the optimizer's groups
+        self._known = {id(p) for p in frozen}  # and what models had when they were taken in
+        self._models: list[torch.nn.Module] = []
+        self.covered: dict[torch.nn.Module, int | None] = {}  # their modules, and the checksum of the buffers then
         self.moving = False  # a buffer has changed since the start, on any rank
-        self._start = 0  # the buffers' checksum at the start
         self._sums: dict[Any, tuple[Any, int]] = {}  # of a module's buffer: what it was like, and its checksum
         self._arrived: dict[torch.nn.Module, list[tuple[torch.Tensor, Any, torch.Tensor]]] = {}  # until a pass
         self.passes = self.seen = 0  # of models since the last step, and the checksums of their buffers before
 
     def cover(self, module: torch.nn.Module) -> Named:
         """Takes in a module. Returns what of it was not known."""
-        new = [(name, p) for name, p in module.named_parameters()
-               if self._is_new(p) and not torch.nn.parameter.is_lazy(p)]
+        there = [(name, p) for name, p in module.named_parameters() if not torch.nn.parameter.is_lazy(p)]
+        new = [(name, p) for name, p in there if self._is_new(p)]
         self.hooks += [p.register_post_accumulate_grad_hook(_mark) for _, p in new if p.requires_grad]
-        self.parameters += new
-        self._known.update(id(p) for p in module.parameters() if not torch.nn.parameter.is_lazy(p))
+        self._known.update(id(p) for _, p in there)
+        self._models.append(module)
         modules = [each for each in module.modules() if each not in self.covered]
         self.covered.update(dict.fromkeys(modules))
         return [*new, *(("buffer", buffer) for buffer in _buffers(modules))]
@@ -227,10 +226,10 @@ class Others:
     def _is_new(self, parameter: torch.Tensor) -> bool:
         return id(parameter) not in self._known and id(parameter) not in _touch.OWNERS
 
-    def came_later(self) -> Iterator[torch.Tensor]:
-        """Parameters that modules did not have when they were taken in."""
-        for module in self.covered:
-            yield from (p for p in module._parameters.values() if p is not None and self._is_new(p))
+    def to_train(self) -> list[torch.nn.Parameter]:
+        """What has come later to be trained: parameters that were frozen, or that models did not have."""
+        came = [p for model in self._models for p in model.parameters() if self._is_new(p)]
+        return [p for p in self.frozen + came if p.requires_grad]
 
     def spread(self, comm: Comm, tensors: Named) -> None:
         """Rank 0's contents come to all ranks. Collective."""
@@ -238,7 +237,8 @@ class Others:
             content = _bytes(tensor).cpu().numpy().copy()
             comm.spread_bytes(content)
             _write(tensor, torch.from_numpy(content))
-        self._start = self._sum(self.covered)
+        for module, start in self.covered.items():
+            self.covered[module] = self._sum([module]) if start is None else start
 
     def _sum(self, modules: Iterable[torch.nn.Module]) -> int:
         """A checksum of their buffers: the last one where neither a version nor a sample has changed."""
@@ -259,7 +259,7 @@ class Others:
 
     def changed(self) -> bool:
         """Whether a buffer has changed since the start."""
-        return self.moving or self._sum(self.covered) != self._start
+        return self.moving or any(self._sum([module]) != start for module, start in self.covered.items())
 
     def show(self, modules: Iterable[torch.nn.Module]) -> None:
         """Buffers of modules become those that rank 0 has sent."""

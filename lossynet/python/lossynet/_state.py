@@ -48,8 +48,7 @@ class Saved:
         if not all(self._state_names.values()):
             raise ValueError("lossynet: the optimizer's state has other shapes than the parameters: expected "
                              "state_dict() instead of gathered_state_dict()")
-        state: dict[int, dict[str, Any]] = {}
-        numbers = self._numbers()
+        plain = torch.optim.Optimizer([dict(group) for group in self.param_groups], {})
         for key in sorted(self._state_names):
             mine, whole = torch.full_like(self._values, torch.nan), torch.empty_like(self._values)
             for entry in self._entries:
@@ -62,28 +61,16 @@ class Saved:
                 part = whole[entry.place]
                 if not part.isnan().all():  # no rank has any where the parameter has had no gradient
                     value = part[0] if key == "step" else part.view(entry.parameter.shape)
-                    state.setdefault(numbers[id(entry.parameter)], {})[key] = value.clone()
-        groups, count = [], 0
-        for group in self.param_groups:
-            groups.append({**settings(group), "params": list(range(count, count + len(group["params"])))})
-            count += len(group["params"])
-        return {"state": state, "param_groups": groups}
+                    plain.state[entry.parameter][key] = value.clone()
+        return plain.state_dict()
 
     def _facts_of_state(self) -> list[Any]:
         return [(id(value), value._version) if torch.is_tensor(value) else value
                 for held in self.optimizer.state.values() for value in held.values()]
 
-    def _note_state(self) -> None:
-        """The optimizer has made its state."""
-        self._state_facts = self._facts_of_state()
-
     def _state_written(self) -> float:
         """Whether the script has changed the state; NaN: there is none."""
         return float(self._facts_of_state() != self._state_facts) if self._state_facts else math.nan
-
-    def _numbers(self) -> dict[int, int]:
-        every = [p for group in self.param_groups for p in group["params"]]
-        return {id(parameter): number for number, parameter in enumerate(every)}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -96,7 +83,7 @@ class Saved:
         else:
             self._load_gathered(state_dict)
         self.state = self.optimizer.state
-        self._note_state()
+        self._state_facts = self._facts_of_state()
         for shard, values, _ in self._masters:
             values.copy_(self._values[shard])
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):
@@ -120,7 +107,7 @@ class Saved:
         self.comm.agree(f"load_state_dict() of {len(held)} values with the checksum "
                         f"{sum(checksum(torch.as_tensor(value)) for value in held):x}")
         inner = self.optimizer.state_dict()
-        numbers = self._numbers()
+        numbers = {id(p): number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
         pieces = [piece for group in self.optimizer.param_groups for piece in group["params"]]
         order = {id(piece): number for number, piece in enumerate(pieces)}
         for entry in self._entries:

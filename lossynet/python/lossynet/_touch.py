@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-# What may be asked without a look at the elements.
-_FACTS = {"grad", "grad=", "requires_grad", "requires_grad=", "requires_grad_", "is_leaf", "grad_fn", "shape",
-          "dtype", "device", "layout", "ndim", "_version", "is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse",
-          "is_quantized", "is_mkldnn", "size", "dim", "numel", "nelement", "stride", "element_size", "itemsize",
-          "nbytes", "names", "is_floating_point", "is_complex", "is_contiguous", "__hash__", "__len__",
-          "register_hook", "register_post_accumulate_grad_hook", "_backward_hooks", "_backward_hooks=", "retain_grad",
-          "_has_compatible_shallow_copy_type", "is_shared", "zeros_like", "ones_like", "empty_like",
-          "_post_accumulate_grad_hooks", "output_nr", "retains_grad"}
+# What may be asked without a look at the elements: properties, and these.
+_FACTS = {name for name, _ in inspect.getmembers(torch._C.TensorBase, inspect.isgetsetdescriptor)} - {
+    "data", "T", "mT", "H", "mH", "real", "imag"} | {
+    "grad=", "requires_grad=", "requires_grad_", "size", "dim", "numel", "nelement", "stride", "element_size",
+    "is_floating_point", "is_complex", "is_contiguous", "__hash__", "__len__", "register_hook", "_backward_hooks=",
+    "register_post_accumulate_grad_hook", "retain_grad", "_has_compatible_shallow_copy_type", "is_shared",
+    "zeros_like", "ones_like", "empty_like"}
 # What gives access to the memory itself.
 _MEMORY = {"data", "data=", "detach", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__",
            "set_", "share_memory_"}
@@ -32,7 +32,7 @@ OWNERS: dict[int, Any] = {}  # by the id of a parameter: the optimizer that move
 
 @functools.cache
 def _name_of_property(function: Any) -> str:
-    return function.__self__.__name__ + ("" if function.__name__ == "__get__" else "=")
+    return getattr(function.__self__, "__name__", "property") + ("" if function.__name__ == "__get__" else "=")
 
 
 def _name(function: Any) -> str:

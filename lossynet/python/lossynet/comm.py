@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,22 +84,6 @@ def _address(vector: Any, elements: int, what: str) -> int:
     return _array(vector, elements, what).ctypes.data
 
 
-def meet(place: Place, timeout: float = 60) -> World:
-    """Waits at most ``timeout`` seconds for all ranks. Raises LossynetError if they do not meet."""
-    world = World()
-    call("rendezvous_open", place.address.encode(), place.rank, place.ranks, timeout, world)
-    return world
-
-
-def gather_at_start(world: World, mine: bytes) -> list[bytes]:
-    """The bytes of every rank, as many of each. Needs no comm. Collective."""
-    each = len(mine)
-    everything = ctypes.create_string_buffer(each * world.ranks)
-    everything[world.rank * each:(world.rank + 1) * each] = mine
-    call("bootstrap_gather", world, everything, each)
-    return [everything.raw[r * each:(r + 1) * each] for r in range(world.ranks)]
-
-
 class Comm:
     """The workers of a job, one in each rank, and their vectors of ``elements`` float32.
 
@@ -108,21 +93,24 @@ class Comm:
     ``train_llama2 --help`` explains them), for example ``loss_rate=0.1`` or ``wire_dtype="bf16"``;
     ``loss_rate=(0.2, 0)`` is of gradients and of parameters. ``rule``: what to do about loss instead (``Rule``).
     ``tensors``: names of parts of the vector, slices, for ``loss_at`` and ``repair_at``. ``shards``: of each bucket,
-    the elements that each rank owns of it, in order of ranks; by default as many as the others. What is not given
-    has the library's default. Collective. Raises LossynetError if the ranks do not meet, or if a setting is wrong or
-    differs between ranks.
+    the elements that each rank owns of it, in order of ranks; by default as many as the others. ``check``: is called
+    with a function, which gathers as many bytes of each rank, and the rank, before settings are compared. What is not
+    given has the library's default. Collective. Raises LossynetError if the ranks do not meet, or if a setting is
+    wrong or differs between ranks.
 
     Methods marked *collective* must be called by all ranks in the same order. They raise LossynetError when
     another rank dies or leaves; the error names it, and the comm can then only be closed.
     """
 
     def __init__(self, elements: int | Sequence[int], *, rank: int | None = None, ranks: int | None = None,
-                 address: str | None = None, timeout: float = 60, world: World | None = None, rule: Rule | None = None,
-                 tensors: dict[str, slice] | None = None, shards: Sequence[Sequence[int]] | None = None, **given: Any):
+                 address: str | None = None, timeout: float = 60, rule: Rule | None = None,
+                 tensors: dict[str, slice] | None = None, shards: Sequence[Sequence[int]] | None = None,
+                 check: Callable[..., None] | None = None, **given: Any):
         self.buckets = [elements] if isinstance(elements, int) else list(elements)
         self.elements = sum(self.buckets)
-        world = world or meet(Place.of(rank, ranks, address), timeout)
-        self.rank, self.ranks = world.rank, world.ranks
+        place, world = Place.of(rank, ranks, address), World()
+        call("rendezvous_open", place.address.encode(), place.rank, place.ranks, timeout, world)
+        self.rank, self.ranks = place.rank, place.ranks
         sizes, handle = (ctypes.c_size_t * len(self.buckets))(*self.buckets), ctypes.c_void_p()
         self._named = get("named_open", len(self.buckets), sizes)
         self._end = weakref.finalize(self, _close, self._named, handle, world, os.getpid())  # also when Python ends
@@ -139,6 +127,8 @@ class Comm:
         if shards:
             owned = (ctypes.c_size_t * (len(shards) * self.ranks))(*(size for bucket in shards for size in bucket))
             get("named_shards", self._named, owned)  # which stays until the comm is open
+        if check:
+            check(functools.partial(_gather_at_start, world), self.rank)
         self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
         self._step, self._lossless = 0, False
         self.place = ""  # what the caller is in, for errors: by default the name of a method
@@ -226,11 +216,11 @@ class Comm:
         text = np.frombuffer(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), np.uint8)
         places: dict[str, list[str]] = {}
         try:
-            every = self._gather(text)
+            every = self.all_gather(text, "")
         except LossynetError as error:  # another rank was in a call that does not begin with a name
             if error.status != _ELSEWHERE:
                 raise
-            every = self._gather(text)
+            every = self.all_gather(text, "")
         for rank, row in enumerate(every):
             places.setdefault(bytes(row).decode(errors="replace").strip(), []).append(str(rank))
         if len(places) > 1:
@@ -320,9 +310,6 @@ class Comm:
         where all ranks are known to call it. Collective."""
         if name:
             self.agree(name)
-        return self._gather(mine)
-
-    def _gather(self, mine: np.ndarray) -> np.ndarray:
         result = np.empty((self.ranks, *mine.shape), mine.dtype)
         sizes = [mine.nbytes] * self.ranks
         self._swap(np.tile(mine.reshape(-1), self.ranks), sizes, result, sizes)
@@ -397,6 +384,14 @@ class Comm:
             if not get("state_load", self._comm, worker, state[name], len(state[name])):
                 raise ValueError(f"lossynet: state of rank {self.rank}: it is of a comm with other ranks, "
                                  "buckets, packets or seed: expected the same settings")
+
+
+def _gather_at_start(world: World, mine: bytes) -> list[bytes]:
+    each = len(mine)
+    everything = ctypes.create_string_buffer(each * world.ranks)
+    everything[world.rank * each:(world.rank + 1) * each] = mine
+    call("bootstrap_gather", world, everything, each)
+    return [everything.raw[r * each:(r + 1) * each] for r in range(world.ranks)]
 
 
 def _counters(counters: Counters) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from . import _model, _state, _touch
 from ._layout import Entry, lay_out
-from ._library import LossynetError, NotFinite, get
-from .comm import Comm, Place, gather_at_start, meet, options
+from ._library import NotFinite
+from .comm import Comm, Place, options
 from .rule import Rule
 
 
@@ -56,7 +56,7 @@ class _Root:
 
     def __init__(self, module: torch.nn.Module):
         self.modules = list(module.modules())
-        self.whole = any(_model.is_wrapped(each) or _model.is_compiled(each) for each in self.modules)
+        self.whole = any(map(_model.is_compiled, self.modules))
         self.syncs = True  # the next forward pass takes rank 0's buffers
         self.step = -1  # of its last pass with gradients
 
@@ -109,24 +109,20 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         names = {id(p): name for group in self.param_groups
                  for p, name in zip(group["params"], group.get("param_names", ()))}
         _model.check_parameters([(names.get(id(p), ""), p) for p in every if p.requires_grad])
-        self._state_names = _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole)
+        self._state_names = _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole,
+                                                   place.rank)
         self._entries, sizes, shards = lay_out([p for p in every if p.requires_grad], names, buckets,
                                                int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
         self._of = {id(entry.parameter): entry for entry in self._entries}
-        self._frozen = [p for p in every if id(p) not in self._of]
+        frozen = [p for p in every if id(p) not in self._of]
         self._groups = [list(map(id, group["params"])) for group in self.param_groups]
-        self._others = _model.Others([("frozen", p) for p in self._frozen])
+        self._others = _model.Others(frozen)
         if model is not None:
             _model.check_modules(model)
-        world = meet(place, timeout)
-        try:
-            _model.same_model(functools.partial(gather_at_start, world), world.rank,
-                              [(entry.name or "one", entry.parameter) for entry in self._entries])
-        except LossynetError:
-            get("rendezvous_close", world)
-            raise
         tensors = {entry.name or f"{number}": entry.place for number, entry in enumerate(self._entries)}
-        self.comm = Comm(sizes, world=world, rule=rule, tensors=tensors, shards=shards, **given)
+        named = [(entry.name or "one", entry.parameter) for entry in self._entries]
+        self.comm = Comm(sizes, **place._asdict(), timeout=timeout, rule=rule, tensors=tensors, shards=shards,
+                         check=functools.partial(_model.same_model, named), **given)
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
         self._process = os.getpid()
@@ -155,8 +151,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                             entry.parameter.register_post_accumulate_grad_hook(self._gradient_final))
             _touch.OWNERS[id(entry.parameter)] = self
         self.state = self.optimizer.state
-        self._note_state()
-        self._others.spread(self.comm, self._others.parameters)
+        self._state_facts = self._facts_of_state()
+        self._others.spread(self.comm, [("frozen", p) for p in frozen])
         if model is not None:
             self._cover(model)
 
@@ -374,16 +370,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if [list(map(id, group["params"])) for group in self.param_groups] != self._groups:
             raise RuntimeError("lossynet: param_groups have other parameters than at construction: expected close() "
                                "and a new ShardedOptimizer")
-        if any(p.requires_grad for p in self._frozen):
-            raise RuntimeError("lossynet: a parameter requires a gradient that did not at construction: expected "
-                               "requires_grad_(True) before ShardedOptimizer is made, or close() and a new one; what "
-                               "is frozen later is left alone")
-        for parameter in self._others.came_later():
-            if parameter.requires_grad:
-                raise RuntimeError(f"lossynet: a parameter of shape {tuple(parameter.shape)} has come into the model "
-                                   "since: expected load_state_dict() without assign=True, and new parameters before "
-                                   "ShardedOptimizer is made, or close() and a new one")
+        for parameter in self._others.to_train():
+            raise RuntimeError(f"lossynet: a parameter of shape {tuple(parameter.shape)} requires a gradient that did "
+                               "not, or was not in the model, at construction: expected requires_grad_(True) before "
+                               "ShardedOptimizer is made, load_state_dict() without assign=True, or close() and a new "
+                               "ShardedOptimizer; what is frozen later is left alone")
         for entry in self._entries:
+            entry.check()
             if getattr(entry.parameter.grad, "spent", False):
                 raise RuntimeError(f"lossynet: {entry.words} has the gradient of an earlier step: expected "
                                    "optimizer.zero_grad() between step() and backward(), and one step() for it")
@@ -393,13 +386,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _gradients_of_step(self) -> _Said:
         """Lets the gradients of this step be averaged at their owners."""
-        if not self._averaged and any(entry.parameter.grad is not entry.sent for entry in self._entries):
-            self._average()  # p.grad was set or dropped, as after an all-reduce it may be
-        if not self._averaged:
-            said = self._reduce(f"step() {self.steps}")
+        if not self._averaged:  # p.grad may be set or dropped, as it may be after an all-reduce
+            looks = any(entry.parameter.grad is not entry.sent for entry in self._entries)
+            said = self._reduce(f"step() {self.steps}", looks)
             if not said.looking:
                 return said
-            self._share_gradients(said.used)
         for entry in self._entries:
             if entry.pieces:
                 self._collect(entry)
@@ -452,8 +443,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                                         count=3 + len(self._entries)).any(axis=0)
         return _Said(squares.sum(), np.array(used), moving, looking, writing)
 
-    def _reduce(self, name: str, looks: bool = False) -> _Said:
-        """Ends the gradient phase. Collective."""
+    def _reduce(self, name: str, looks: bool) -> _Said:
+        """Ends the gradient phase. If a rank looks, p.grad becomes the average, on all ranks. Collective."""
         if not self._begun:
             self._begin()
         for entry in self._entries:
@@ -476,12 +467,14 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._begun = self._broadcasting = False
         for entry in self._entries:
             entry.final = False
+        if said.looking:
+            self._share_gradients(said.used)
         return said
 
     def _average(self) -> None:
         """Gradients become the average of all ranks, on every rank, as DistributedDataParallel leaves them."""
         self._watch(False)
-        self._share_gradients(self._reduce(f"p.grad of step {self.steps}, or another backward()", True).used)
+        self._reduce(f"p.grad of step {self.steps}, or another backward()", True)
         self._watch(True)
 
     @torch.no_grad()
@@ -571,7 +564,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             for _, piece, gradient in entry.pieces:  # where no rank has a gradient the optimizer leaves it alone
                 piece.grad = gradient if each else None
         self.optimizer.step()
-        self._note_state()
+        self._state_facts = self._facts_of_state()
         for shard, values, _ in self._masters:
             _bring(values, self._values[shard])
         if lead:  # old + (1 + lead) (new - old)
@@ -624,10 +617,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _cover(self, module: torch.nn.Module) -> None:
         """Takes what is not trained of a module from rank 0, too. Collective."""
         new = self._others.cover(module)
-        _model.same_model(lambda mine: [bytes(each) for each in self.comm.all_gather(np.frombuffer(mine, np.uint8))],
-                          self.comm.rank, new + [(f"{name}, element {self._of[id(p)].place.start} of the vector", p)
-                                                 for name, p in module.named_parameters() if id(p) in self._of
-                                                 and not torch.jit.is_tracing()])  # which records shapes
+        trained = [(f"{name}, element {self._of[id(p)].place.start} of the vector", p)
+                   for name, p in module.named_parameters()
+                   if id(p) in self._of and not torch.jit.is_tracing()]  # which records shapes
+        _model.same_model(new + trained, lambda mine: [
+            bytes(each) for each in self.comm.all_gather(np.frombuffer(mine, np.uint8))], self.comm.rank)
         self._others.spread(self.comm, new)
 
     def _meet(self, module: torch.nn.Module) -> None:
@@ -638,11 +632,11 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._end_broadcast()  # it may run on one rank alone
             self._watch(False)
         else:
-            if module not in self._others.covered:
-                _model.check_modules(module)
-                if not self._begun and (self.steps == 0 or self._others.is_news(module)):
-                    self.comm.agree("its first forward pass")
-                    self._cover(module)
+            _model.check_modules(module)
+            if module not in self._others.covered and not self._begun and (
+                    self.steps == 0 or self._others.is_news(module)):
+                self.comm.agree("its first forward pass")
+                self._cover(module)
             self._roots.update((each, None) for each in module.modules() if each not in self._roots)
             self._roots[module] = _Root(module)
 
