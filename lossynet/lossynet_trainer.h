@@ -91,7 +91,8 @@ int lossynet_partners_of(const struct lossynet_comm *comm, int owner, int32_t *o
  *   round     rounds, in each vector, the packets that the worker sends to other owners: with 16
  *             `bits` to bfloat16, to nearest even; with 8, 6 or 4 in blocks of 32 to integers with a
  *             scale (elements.c), and then at random: the block that begins with element e of the
- *             vector of worker v uses the key key[v] + e. key NULL: to nearest
+ *             vector of worker v uses the key key[v] + e. key NULL: to nearest. phase: whether the
+ *             vectors are gradients or parameters
  *   average   the packets of an owner, in its vector, become the sum over the groups g of
  *             weight[k * G + g] times the vector of its partner in g, for packet k, in order of g.
  *             Weight 0: not read
@@ -103,7 +104,8 @@ int lossynet_partners_of(const struct lossynet_comm *comm, int owner, int32_t *o
  *             vectors[of[i]][element[i]], i < n. out, element and `of` are in the host's memory */
 struct lossynet_memory {
     void *context;
-    void (*round)(void *context, float *const *vectors, int bits, const uint64_t *key);
+    void (*round)(void *context, lossynet_phase phase, float *const *vectors, int bits,
+                  const uint64_t *key);
     void (*average)(void *context, float *const *vectors, const float *weight);
     void (*broadcast)(void *context, float *const *vectors, const float *const *ahead,
                       const uint8_t *arrived, int bits);

@@ -307,13 +307,6 @@ void finish_ballot(struct group *g) {
     for (int lane = 0; lane < LANES; lane++) g->out[lane][0] = votes;
 }
 
-void finish_largest(struct group *g) {
-    uint32_t largest = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        if (g->mask >> lane & 1) largest = std::max(largest, g->in[lane][0]);
-    for (int lane = 0; lane < LANES; lane++) g->out[lane][0] = largest;
-}
-
 /* ---- PTX ------------------------------------------------------------------------------------- */
 
 /* Gives each lane the addresses of the rows that it reads. */

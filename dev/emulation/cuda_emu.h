@@ -121,7 +121,7 @@ void cuda_emu_order(enum cuda_emu_order order, uint64_t seed);
 
 namespace cuda_emu {
 
-enum operation { SHUFFLE, BALLOT, REDUCTION, SYNCWARP, LDMATRIX, MMA };
+enum operation { SHUFFLE, BALLOT, SYNCWARP, LDMATRIX, MMA };
 
 /* One warp collective under way, with the inputs and outputs of its lanes. */
 struct group {
@@ -164,7 +164,6 @@ void meet(uint32_t mask, enum operation operation, const uint32_t *in, int words
           void (*finish)(struct group *), int source, uint32_t *out, int words_out,
           const char *where);
 void finish_ballot(struct group *g);
-void finish_largest(struct group *g);
 
 template <typename... P, size_t... I, typename Tuple>
 static void call(void (*kernel)(P...), Tuple &arguments, std::index_sequence<I...>) {
@@ -260,12 +259,6 @@ static inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
     uint32_t in = predicate != 0, out;
     cuda_emu::meet(mask, cuda_emu::BALLOT, &in, 1, cuda_emu::finish_ballot, -1, &out, 1,
                    "__ballot_sync");
-    return out;
-}
-static inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
-    uint32_t out;
-    cuda_emu::meet(mask, cuda_emu::REDUCTION, &value, 1, cuda_emu::finish_largest, -1, &out, 1,
-                   "__reduce_max_sync");
     return out;
 }
 static inline void __threadfence(void) {

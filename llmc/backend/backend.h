@@ -316,7 +316,8 @@ struct backend {
      * exchange_round: rounds, in vector[v], the packets that v takes: with 16 `bits` to bfloat16, to
      * nearest even; with 8, 6 or 4 in blocks of 32, from the packet's first element on, to integers
      * with a scale. The block that begins with element e is rounded at random with the numbers of
-     * key[v] + e, or to nearest if key is NULL
+     * key[v] + e, or to nearest if key is NULL. `narrow`: before that, rounds these packets and
+     * those that v owns to bfloat16
      * exchange_average: packet k of vector[owner] = sum over g < groups of weight[k * groups + g] *
      * that of vector[partner[owner * groups + g]], in order of g. Weight 0: not read
      * exchange_copy: packet k of vector[v], if v takes it and arrived[v * packets + k] is not 0, is
@@ -325,7 +326,7 @@ struct backend {
      * gather: out[v * n + i] (host) = vector[v][element[i]], i < n, v < count. `of` not NULL: out[i]
      * = vector[of[i]][element[i]], i < n. element and `of` are the host's */
     void (*exchange_round)(const struct backend_exchange *e, float *const *vector, int bits,
-                           const uint64_t *key);
+                           const uint64_t *key, bool narrow);
     void (*exchange_average)(const struct backend_exchange *e, float *const *vector,
                              const float *weight);
     void (*exchange_copy)(const struct backend_exchange *e, float *const *vector,

@@ -55,6 +55,7 @@ static int open_comm(struct data_parallel *d) {
     const struct backend *be = d->be;
     const struct placement *p = &d->placement;
     d->vectors.exchange.be = be;
+    d->vectors.exchange.rounds_to_bf16 = p->rounds_to_bf16;
     const struct lossynet_memory memory = exchange_memory(&d->vectors.exchange);
     struct lossynet_settings s =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, be->on_device);

@@ -8,16 +8,8 @@ struct range port_bucket(const struct port *p, int bucket) {
 
 /* ---- in place ---- */
 
-/* Workers that share a gradient all do this before one of them sends it, since its copy begins at once. */
-static void round_gradients(const struct port *p, const struct worker *w, int b) {
-    const struct range bucket = port_bucket(p, b);
-    for (const struct worker *k = w + 1 - w->members; k <= w; k++)
-        if (p->placement->rounds_to_bf16 && k->copy_bytes == sizeof(float))
-            p->be->round(k->grads + bucket.offset, bucket.count);
-}
-
+/* On a device, the exchange rounds gradients (memory/exchange.h). */
 static void gradient_ready(const struct port *p, const struct worker *w, int bucket) {
-    round_gradients(p, w, bucket);
     for (const struct worker *k = w + 1 - w->members; k <= w && p->overlap; k++)
         lossynet_bucket_ready(p->comm, k->id, bucket);
 }
@@ -55,6 +47,14 @@ static void gradient_sent(void *context) {
 
 bool port_is_first(const struct port *p, const struct worker *w) {
     return w == p->worker || w->group != w[-1].group;
+}
+
+/* Workers that share a gradient all do this before one of them sends it, since its copy begins at once. */
+static void round_gradients(const struct port *p, const struct worker *w, int b) {
+    const struct range bucket = port_bucket(p, b);
+    for (const struct worker *k = w + 1 - w->members; k <= w; k++)
+        if (p->placement->rounds_to_bf16 && k->copy_bytes == sizeof(float))
+            p->be->round(k->grads + bucket.offset, bucket.count);
 }
 
 static void copy_gradient_out(const struct port *p, const struct worker *w, int bucket) {

@@ -8,9 +8,11 @@
 
 /* ---- vectors, see struct lossynet_memory ---- */
 
-static void round_packets(void *context, float *const *vectors, int bits, const uint64_t *key) {
+static void round_packets(void *context, lossynet_phase phase, float *const *vectors, int bits,
+                          const uint64_t *key) {
     const struct exchange *e = context;
-    e->be->exchange_round(&e->packets, vectors, bits, key);
+    const bool narrow = e->rounds_to_bf16 && phase == LOSSYNET_GRADIENT;
+    e->be->exchange_round(&e->packets, vectors, bits, key, narrow);
 }
 
 static void average(void *context, float *const *vectors, const float *weight) {

@@ -9,6 +9,7 @@
 
 struct exchange {
     const struct backend *be;
+    bool rounds_to_bf16; /* gradients (placement.h) */
     struct backend_exchange packets;
     struct backend_packet *packet; /* packets.packet */
     uint8_t *takes;
@@ -19,8 +20,8 @@ struct exchange {
  * exchange_open sets later. */
 struct lossynet_memory exchange_memory(struct exchange *e);
 
-/* Learns the packets of `comm`, whose workers are all in this rank. The caller has set `be`. Returns 0,
- * or -1 after reporting; the caller closes it in both cases. */
+/* Learns the packets of `comm`, whose workers are all in this rank. The caller has set the first
+ * two members. Returns 0, or -1 after reporting; the caller closes it in both cases. */
 int exchange_open(struct exchange *e, const struct lossynet_comm *comm, int workers);
 void exchange_close(struct exchange *e);
 

@@ -65,8 +65,8 @@ enum way {
 struct placement {
     enum way way;
     bool trains, steps_alone;
-    /* A device rounds gradients to bfloat16 when backward finishes them, so that the same values are
-     * sent wherever workers run. */
+    /* A device rounds gradients to bfloat16 before they are sent, so that the same values are sent
+     * wherever workers run. */
     bool rounds_to_bf16;
     int copy_bytes;   /* of an element of the network's copies: 2 (bfloat16) or 4 */
     int slots;        /* of a gradient (param_layout.h); 0: the whole gradient */

@@ -79,7 +79,7 @@ static void round_there(const struct lossynet_comm *comm, lossynet_phase phase,
         const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, 0);
         keys[v] = r.key, random = r.random;
     }
-    memory->round(memory->context, vectors, ln_wire_bits(comm, phase), random ? keys : NULL);
+    memory->round(memory->context, phase, vectors, ln_wire_bits(comm, phase), random ? keys : NULL);
 }
 
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,

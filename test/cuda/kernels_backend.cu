@@ -285,13 +285,13 @@ template <typename T> struct operations {
         finish();
     }
     static void exchange_round(const struct backend_exchange *e, float *const *vector, int bits,
-                               const uint64_t *key) {
+                               const uint64_t *key, bool narrow) {
         const size_t V = (size_t)e->workers;
         workspace vectors(V * sizeof *vector), keys(V * sizeof *key);
         copy(vectors.memory, vector, vectors.bytes);
         if (key) copy(keys.memory, key, keys.bytes);
         cuda_exchange_round(e, (float *const *)vectors.memory, bits,
-                            key ? (const uint64_t *)keys.memory : NULL, 0);
+                            key ? (const uint64_t *)keys.memory : NULL, narrow, 0);
         finish();
     }
     static void exchange_average(const struct backend_exchange *e, float *const *vector,

@@ -328,14 +328,6 @@ def shuffle(k, _name, how, _types, o):
             + (f" {k.put(in_range, 'in_range', 'pred')}" if in_range else ""))
 
 
-@instruction("redux", "sync max")
-def reduction(k, _name, how, types, o):
-    """redux.sync.max: the largest of the lanes' values."""
-    if how != ["sync", "max"] or types != ["u32"]:
-        raise Unknown
-    return k.put(o[0], f"__reduce_max_sync({k.get(o[2], 'u32')}, {k.get(o[1], 'u32')})", "u32")
-
-
 @instruction("cp", "async cg shared global commit_group wait_group")
 def copy_async(k, _name, how, _types, o):
     """cp.async, cp.async.commit_group, cp.async.wait_group: 16 bytes from global to shared memory; of these,

@@ -491,11 +491,11 @@ static size_t marks_of(const struct backend_exchange *e) {
 }
 
 static void exchange_round(const struct backend_exchange *e, float *const *vector, int bits,
-                           const uint64_t *key) {
+                           const uint64_t *key, bool narrow) {
     const size_t V = (size_t)e->workers;
     arguments list(V * (sizeof *vector + sizeof *key));
     float *const *vectors = list.add(vector, V);
-    cuda_exchange_round(e, vectors, bits, key ? list.add(key, V) : NULL, device_stream());
+    cuda_exchange_round(e, vectors, bits, key ? list.add(key, V) : NULL, narrow, device_stream());
 }
 
 static void exchange_average(const struct backend_exchange *e, float *const *vector,

@@ -72,7 +72,7 @@ static __device__ inline void copy_elements(float *to, const float *from, uint32
 
 /* ---- rounding in blocks of 32 with a scale: the bits of lossynet's elements.c ---- */
 
-enum { WARP_BLOCK = 32, BLOCK_LEAST = 7, BLOCK_NOT_FINITE = 255 };
+enum { BLOCK_LANES = 8, BLOCK_LEAST = 7, BLOCK_NOT_FINITE = 255 };
 
 static __device__ inline float of_bits(uint32_t bits) {
     float x;
@@ -100,32 +100,50 @@ static __device__ inline uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/* A warp rounds one block: each lane passes its element x, or 0 past the end. Magnitudes are in the
- * order of their bits, so that one instruction (redux.sync) finds the largest. */
-static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits, bool random,
-                                                uint64_t key) {
-    const uint32_t most = __reduce_max_sync(0xffffffffu, bits_of(x) & 0x7fffffff);
+/* Eight lanes of a warp round one block: each passes four elements, from `first` on, or 0 past the
+ * end. Magnitudes are in the order of their bits. */
+static __device__ inline void round_in_block(float (&x)[4], uint32_t first, int bits, bool random,
+                                             uint64_t key) {
+    const float shift = 0x1.8p23f; /* numbers of this size have no fraction; ties to even */
+    const uint32_t lot = random ? (uint32_t)mix64(key) : 0;
+    uint32_t most = 0;
+    for (int j = 0; j < 4; j++) most = max(most, bits_of(x[j]) & 0x7fffffff);
+    for (int lanes = BLOCK_LANES / 2; lanes > 0; lanes /= 2)
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, lanes));
     uint32_t scale = (most + ((1u << (25 - bits)) - 1)) >> 23;
-    if (scale >= BLOCK_NOT_FINITE) return of_bits(0x7fc00000);
+    const bool finite = scale < BLOCK_NOT_FINITE;
     if (scale < BLOCK_LEAST) scale = BLOCK_LEAST;
     const uint32_t exponent = scale - (uint32_t)(bits - 2);
-    const float scaled = x * of_bits((254 - exponent) << 23), unit = of_bits(exponent << 23);
-    const float shift = 0x1.8p23f; /* numbers of this size have no fraction; ties to even */
-    if (!random) return (scaled + shift - shift) * unit;
-    const uint32_t number = mix32((uint32_t)mix64(key) + lane) >> 16;
-    return floorf(scaled + ((float)number + 0.5f) * 0x1p-16f) * unit;
+    const float factor = of_bits((254 - exponent) << 23), unit = of_bits(exponent << 23);
+    for (uint32_t j = 0; j < 4; j++) {
+        const float scaled = x[j] * factor;
+        const uint32_t number = mix32(lot + first + j) >> 16;
+        const float whole =
+            random ? floorf(scaled + ((float)number + 0.5f) * 0x1p-16f) : scaled + shift - shift;
+        x[j] = finite ? whole * unit : of_bits(0x7fc00000);
+    }
 }
 
-/* The same in blocks, a warp for each; the block at element j uses the key `key` + j. */
+/* The same in blocks; the block at element j uses the key `key` + j. An access moves 4 elements if
+ * alignment permits it. `narrow`: rounds to bfloat16 before. */
 static __device__ inline void round_elements(float *to, const float *from, uint32_t n, int bits,
-                                             bool random, uint64_t key) {
-    const uint32_t lane = threadIdx.x % WARP_BLOCK;
-    uint32_t block = threadIdx.x / WARP_BLOCK * WARP_BLOCK;
-    for (; block < n; block += blockDim.x) {
-        const uint32_t i = block + lane;
-        const float x = i < n ? from[i] : 0;
-        const float y = rounded_in_block(x, lane, bits, random, key + block);
-        if (i < n) to[i] = y;
+                                             bool random, uint64_t key, bool narrow) {
+    const bool wide = wide_accesses(to, from);
+    const uint32_t lane = threadIdx.x % 32, first = lane % BLOCK_LANES * 4;
+    for (uint32_t warp = threadIdx.x - lane; warp * 4 < n; warp += blockDim.x) {
+        const uint32_t i = (warp + lane) * 4;
+        const bool whole = wide && i + 4 <= n;
+        float x[4] = {};
+        if (whole)
+            load(x, from + i);
+        else
+            for (uint32_t j = 0; j < 4 && i + j < n; j++) x[j] = from[i + j];
+        for (int j = 0; narrow && j < 4; j++) x[j] = rounded(x[j]);
+        round_in_block(x, first, bits, random, key + (i - first));
+        if (whole)
+            store(to + i, x);
+        else
+            for (uint32_t j = 0; j < 4 && i + j < n; j++) to[i + j] = x[j];
     }
 }
 
@@ -136,15 +154,15 @@ enum exchange_how { EXCHANGE_AS_IS, EXCHANGE_TO_BF16, EXCHANGE_IN_BLOCKS };
 template <enum exchange_how how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
     exchange_round_kernel(struct backend_exchange e, float *const *vector, int bits,
-                          const uint64_t *key) {
+                          const uint64_t *key, bool narrow) {
     const size_t items = exchange_items(e);
     for (size_t i = blockIdx.x; i < items; i += gridDim.x) {
         const struct exchange_item it = exchange_item_of(e, i);
-        if (!it.takes) continue;
+        if (!it.takes && !(narrow && it.worker == it.packet.owner)) continue;
         float *x = vector[it.worker] + it.packet.element;
-        if (how == EXCHANGE_IN_BLOCKS)
+        if (how == EXCHANGE_IN_BLOCKS && it.takes)
             round_elements(x, x, it.packet.count, bits, key != NULL,
-                           key ? key[it.worker] + it.packet.element : 0);
+                           key ? key[it.worker] + it.packet.element : 0, narrow);
         else
             copy_elements<true>(x, x, it.packet.count);
     }
@@ -162,7 +180,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
         const float *from = ahead ? ahead[p.owner] + p.owned : vector[p.owner] + p.element;
         float *to = vector[it.worker] + p.element;
         if (how == EXCHANGE_IN_BLOCKS)
-            round_elements(to, from, p.count, bits, false, 0);
+            round_elements(to, from, p.count, bits, false, 0, false);
         else
             copy_elements<how == EXCHANGE_TO_BF16>(to, from, p.count);
     }
@@ -227,11 +245,12 @@ static inline dim3 exchange_grid(size_t items) {
 }
 
 static inline void cuda_exchange_round(const struct backend_exchange *e, float *const *vector,
-                                       int bits, const uint64_t *key, cudaStream_t stream) {
+                                       int bits, const uint64_t *key, bool narrow,
+                                       cudaStream_t stream) {
     launch(bits == 16 ? exchange_round_kernel<EXCHANGE_TO_BF16>
                       : exchange_round_kernel<EXCHANGE_IN_BLOCKS>,
            exchange_grid((size_t)e->packets * (size_t)e->workers), dim3(EXCHANGE_THREADS), 0,
-           stream, *e, vector, bits, key);
+           stream, *e, vector, bits, key, narrow);
 }
 
 static inline void cuda_exchange_copy(const struct backend_exchange *e, float *const *vector,
