@@ -98,18 +98,21 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* One block per row of dtable (V, C). */
+/* One block per row of dtable (V, C), or with `sorted` per place of that list: the first of a
+ * token's adds to its row. */
 template <typename T, typename G, int W>
 __global__ void __launch_bounds__(256)
     embedding_backward_kernel(G *__restrict__ dtable, const int32_t *__restrict__ first,
-                              const int32_t *__restrict__ row, const float *__restrict__ windows,
-                              const T *__restrict__ dout, int C, bool accumulate) {
-    const int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
-    if (accumulate && begin == end) return;
+                              const int32_t *__restrict__ sorted, const int32_t *__restrict__ row,
+                              const float *__restrict__ windows, const T *__restrict__ dout, int C,
+                              bool accumulate) {
+    const int token = sorted ? sorted[blockIdx.x] : (int)blockIdx.x;
+    const int begin = first[token], end = first[token + 1];
+    if (sorted ? begin != (int)blockIdx.x : accumulate && begin == end) return;
     int whole = (begin + EMBEDDING_WINDOW - 1) / EMBEDDING_WINDOW, after = end / EMBEDDING_WINDOW;
     if (whole > after) whole = after; /* it begins and ends in one window */
     const bool none = whole == after;
-    G *to = dtable + (size_t)blockIdx.x * C;
+    G *to = dtable + (size_t)token * C;
     for (int i = threadIdx.x * W; i < C; i += blockDim.x * W) {
         float total[W] = {};
         if (accumulate) load(total, to + i);
@@ -168,10 +171,12 @@ void cuda_embedding_backward(G *dtable, const int32_t *tokens, const T *dout, in
                N / EMBEDDING_WINDOW, threads, 0, stream, windows, (const int32_t *)sorted,
                (const int32_t *)row, dout, C);
     const bool wide_rows = vectors && are_aligned(dtable);
-    launch(
-        wide_rows ? embedding_backward_kernel<T, G, wide<T>> : embedding_backward_kernel<T, G, 1>,
-        V, row_threads(wide_rows ? C / wide<T> : C, 256), 0, stream, dtable, (const int32_t *)first,
-        (const int32_t *)row, (const float *)windows, dout, C, accumulate);
+    const bool few = accumulate && N < V; /* no block for tokens that do not occur */
+    launch(wide_rows ? embedding_backward_kernel<T, G, wide<T>>
+                     : embedding_backward_kernel<T, G, 1>,
+           few ? N : V, row_threads(wide_rows ? C / wide<T> : C, 256), 0, stream, dtable,
+           (const int32_t *)first, few ? (const int32_t *)sorted : NULL, (const int32_t *)row,
+           (const float *)windows, dout, C, accumulate);
 }
 
 #endif
