@@ -196,7 +196,10 @@ void bucket_needed(struct bucket_hooks *h, int bucket) {
     struct port *p = h->port;
     const struct worker *w = h->worker;
     assert(bucket >= 0 && bucket < p->layout->buckets);
-    const struct range r = port_bucket(p, bucket);
+    const bool last = bucket == p->layout->buckets - 1; /* of the vector, which is needed first */
+    struct range r = port_bucket(p, bucket);
+    if (!p->overlap && !p->verbs.replica_in) /* all have come */
+        r = (struct range){0, last ? p->layout->count : 0, 0};
     /* A worker alone changes its parameters only by AdamW, which writes those in use, too. */
     const bool alone = p->groups.workers == 1 && !p->placement->steps_alone;
     double slept = 0;
@@ -211,7 +214,7 @@ void bucket_needed(struct bucket_hooks *h, int bucket) {
     }
     if (status)
         h->status = status;
-    else if (p->weights[h->set] && !w->master && !alone)
+    else if (r.count && p->weights[h->set] && !w->master && !alone)
         p->be->convert((char *)p->weights[h->set] + r.offset * p->be->weight_bytes,
                        w->params + r.offset, r.count);
 }
