@@ -437,6 +437,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     for (int w = 0; w < d->local; w++) /* in a replay, owners may have different leads */
         d->vectors.sent_ahead |=
             leads && lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
+    struct worker_updates updates = {.be = d->be, .options = d->options};
     /* A single worker owns all parameters, so only AdamW changes the weights in use. */
     if (d->workers == 1 || d->placement.copy_bytes == 2) step.weights = d->port.weights[0];
     for (int w = 0; w < d->local; w++) {
@@ -447,12 +448,14 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         const bool knows = replayed && !isnan(part.norm);
         step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
         step.lead = knows && leads ? part.lead : lead;
-        worker_update(k, d->be, d->layout, d->options, &step, k->range, d->layout->buckets);
-        /* A replayed owner that did not lead. */
-        for (int b = 0; b < d->layout->buckets && d->vectors.sent_ahead && step.lead == 0; b++)
+        worker_update(&updates, k, d->layout, &step, k->range, d->layout->buckets);
+        if (!d->vectors.sent_ahead || step.lead != 0) continue;
+        worker_updates_end(&updates); /* a replayed owner that did not lead */
+        for (int b = 0; b < d->layout->buckets; b++)
             d->be->copy(k->ahead + k->range[b].state, worker_values(k, &k->range[b]),
                         k->range[b].count * sizeof(float));
     }
+    worker_updates_end(&updates);
     if (d->vectors.sent_ahead) port_values_out(&d->port, ARRAY_AHEAD, EXTENT_OWNED);
     lossynet_broadcast_ahead(d->comm, d->vectors.sent_ahead ? d->vectors.ahead : NULL, lead);
 }
@@ -471,7 +474,9 @@ static void step_replica(void *context, struct worker *w, int set) {
     d->numbers.mine[w - d->worker] = norm / d->workers;
     step.gradient_scale = worker_clip(d->options, norm);
     const struct range all = {0, d->layout->count, 0};
-    if (isfinite(norm)) worker_update(w, d->be, d->layout, d->options, &step, &all, 1);
+    struct worker_updates updates = {.be = d->be, .options = d->options};
+    if (isfinite(norm)) worker_update(&updates, w, d->layout, &step, &all, 1);
+    worker_updates_end(&updates);
 }
 
 int data_parallel_update_replicas(struct data_parallel *d, struct worker_step step, double *norm) {
@@ -485,6 +490,7 @@ int data_parallel_update_replicas(struct data_parallel *d, struct worker_step st
 }
 
 void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm) {
+    struct worker_updates updates = {.be = d->be, .options = d->options};
     step.gradient_scale = worker_clip(d->options, norm);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
@@ -492,9 +498,10 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
         struct range range;
         while (lossynet_next_fresh(d->comm, k->id, &cursor, &range.offset, &range.count)) {
             range.state = range.offset;
-            worker_update(k, d->be, d->layout, d->options, &step, &range, 1);
+            worker_update(&updates, k, d->layout, &step, &range, 1);
         }
     }
+    worker_updates_end(&updates);
     port_values_out(&d->port, ARRAY_PARAMS, EXTENT_WHOLE); /* drift and evaluation read them */
 }
 

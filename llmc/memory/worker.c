@@ -104,18 +104,10 @@ static void update_matrix(const struct worker *w, const struct backend *be, cons
              (float)o->weight_decay, (float)s->gradient_scale);
 }
 
-struct update { /* parts that AdamW has not been asked to update yet */
-    const struct backend *be;
-    const struct options *o;
-    const struct worker_step *s;
-    struct adamw_part part[128];
-    int parts;
-};
-
-static void update_parts(struct update *u) {
-    const struct worker_step *s = u->s;
-    const struct adamw_settings adamw = {(float)u->o->beta1, (float)u->o->beta2,
-                                         (float)u->o->adam_eps, (float)s->lead};
+void worker_updates_end(struct worker_updates *u) {
+    const struct worker_step *s = &u->step;
+    const struct adamw_settings adamw = {(float)u->options->beta1, (float)u->options->beta2,
+                                         (float)u->options->adam_eps, (float)s->lead};
     const float rate = (float)s->learning_rate, scale = (float)s->gradient_scale;
     if (u->be->adamw_parts && u->parts)
         u->be->adamw_parts(u->part, u->parts, &adamw, s->step + 1, rate, scale);
@@ -134,9 +126,9 @@ static float *squares_at(const struct worker *w, struct range part) {
 }
 
 /* Weight decay differs between tensors, so the range is cut at their boundaries. */
-static void update_range(struct update *u, const struct worker *w,
+static void update_range(struct worker_updates *u, const struct worker *w,
                          const struct param_layout *layout, struct range range) {
-    const struct worker_step *s = u->s;
+    const struct worker_step *s = &u->step;
     for (const struct span *span = layout->span; range.count; span++) {
         assert(span < layout->span + layout->spans);
         const struct range part = range_common(range, (struct range){span->offset, span->count, 0});
@@ -144,27 +136,28 @@ static void update_range(struct update *u, const struct worker *w,
         float *params = worker_values(w, &part);
         weight *in_use = params;
         if (s->weights) in_use = (char *)s->weights + part.offset * u->be->weight_bytes;
-        if (u->parts == sizeof u->part / sizeof *u->part) update_parts(u);
-        if (u->o->optimizer == OPTIMIZER_MUON && span->rows)
-            update_matrix(w, u->be, u->o, s, in_use, part, span->cols);
+        if (u->parts == sizeof u->part / sizeof *u->part) worker_updates_end(u);
+        if (u->options->optimizer == OPTIMIZER_MUON && span->rows)
+            update_matrix(w, u->be, u->options, s, in_use, part, span->cols);
         else
-            u->part[u->parts++] =
-                (struct adamw_part){.param = in_use,
-                                    .master = params,
-                                    .m = w->m + part.state,
-                                    .v = squares_at(w, part),
-                                    .ahead = s->lead != 0 ? w->ahead + part.state : NULL,
-                                    .gradient = worker_averaged(w, &part),
-                                    .n = part.count,
-                                    .weight_decay = span->decay ? (float)u->o->weight_decay : 0};
+            u->part[u->parts++] = (struct adamw_part){
+                .param = in_use,
+                .master = params,
+                .m = w->m + part.state,
+                .v = squares_at(w, part),
+                .ahead = s->lead != 0 ? w->ahead + part.state : NULL,
+                .gradient = worker_averaged(w, &part),
+                .n = part.count,
+                .weight_decay = span->decay ? (float)u->options->weight_decay : 0};
         range.count -= part.count, range.offset += part.count, range.state += part.count;
     }
 }
 
-void worker_update(const struct worker *w, const struct backend *be,
-                   const struct param_layout *layout, const struct options *o,
-                   const struct worker_step *s, const struct range *range, int ranges) {
-    struct update u = {.be = be, .o = o, .s = s};
-    for (int i = 0; i < ranges; i++) update_range(&u, w, layout, range[i]);
-    update_parts(&u);
+void worker_update(struct worker_updates *u, const struct worker *w,
+                   const struct param_layout *layout, const struct worker_step *step,
+                   const struct range *range, int ranges) {
+    const bool same = u->step.gradient_scale == step->gradient_scale && u->step.lead == step->lead;
+    if (u->parts && !same) worker_updates_end(u);
+    u->step = *step;
+    for (int i = 0; i < ranges; i++) update_range(u, w, layout, range[i]);
 }

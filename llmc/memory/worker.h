@@ -91,10 +91,20 @@ static inline float *worker_averaged(const struct worker *w, const struct range 
     return worker_shard(w->average, w->grads, range);
 }
 
-/* Runs the optimizer on ranges of parameters, and their elements of m, v and `ahead`. With Muon the range
- * has whole rows of matrices, which have no v. */
-void worker_update(const struct worker *w, const struct backend *be,
-                   const struct param_layout *layout, const struct options *options,
-                   const struct worker_step *step, const struct range *range, int ranges);
+/* Updates by AdamW that wait for other workers', since a device makes many as fast as one. */
+struct worker_updates {
+    const struct backend *be;
+    const struct options *options;
+    struct worker_step step; /* theirs */
+    struct adamw_part part[512];
+    int parts;
+};
+
+/* Runs the optimizer on ranges of parameters, and their elements of m, v and `ahead`: now, or at
+ * the latest in worker_updates_end. With Muon the range has whole rows of matrices, which have no v. */
+void worker_update(struct worker_updates *u, const struct worker *w,
+                   const struct param_layout *layout, const struct worker_step *step,
+                   const struct range *range, int ranges);
+void worker_updates_end(struct worker_updates *u);
 
 #endif

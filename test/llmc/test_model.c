@@ -291,7 +291,9 @@ static void adamw_steps_agree(void **state) {
             double norm = sqrt(g.be->sum_of_squares(g.grads, g.layout.count));
             const struct worker_step s = {step, 1e-3, worker_clip(&o, norm), 0, NULL};
             const struct range all = {0, g.layout.count, 0};
-            worker_update(&w, g.be, &g.layout, &o, &s, &all, 1);
+            struct worker_updates updates = {.be = g.be, .options = &o};
+            worker_update(&updates, &w, &g.layout, &s, &all, 1);
+            worker_updates_end(&updates);
         }
         assert_true(losses[ADAMW_STEPS - 1] < losses[0]);
         const struct safetensors_view *golden = find(&g, "adamw_losses");

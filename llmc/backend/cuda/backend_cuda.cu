@@ -306,7 +306,7 @@ static void adamw(tensor *param, float *master, float *m, float *v, float *ahead
 static void adamw_parts(const struct adamw_part *part, int count,
                         const struct adamw_settings *settings, int step, float learning_rate,
                         float gradient_scale) {
-    enum { MOST = 256, LARGE = 1 << 20 };
+    enum { MOST = 512, LARGE = 1 << 20 };
     struct adamw_job job[MOST];
     uint32_t blocks = 0;
     int jobs = 0;
