@@ -114,6 +114,12 @@ struct lossynet_memory {
                    const int32_t *of, size_t n);
 };
 
+/* May be called between a step's lossynet_reduce and its broadcast, with the same `lossless`. With
+ * functions for vectors (above), decides already now what of the broadcast arrives, so that the
+ * device need not wait for that then. Does nothing otherwise, or if the last broadcast was not
+ * reported. */
+lossynet_status lossynet_broadcast_prepare(struct lossynet_comm *comm, bool lossless);
+
 /* Where an owner has a shard, in float32. By default both are its elements of the vectors that the
  * functions are given.
  *   average  gets the estimate of lossynet_reduce, which reads the owner's own vector as its

@@ -419,7 +419,10 @@ int data_parallel_average_gradients(struct data_parallel *d) {
     const struct port *p = &d->port;
     if (p->verbs.gradients_out && p->verbs.gradients_out(p, d->vectors.grads, is_lossless(d)))
         return -1;
-    return average(d, ARRAY_GRADS, start);
+    /* A device is still busy with what was queued. */
+    return average(d, ARRAY_GRADS, start) || lossynet_broadcast_prepare(d->comm, is_lossless(d))
+               ? -1
+               : 0;
 }
 
 int data_parallel_average_models(struct data_parallel *d) {

@@ -597,6 +597,7 @@ struct ln_steps {
     int current, of_broadcast;     /* 0 or 1: which of stats.counters belongs to each of them */
     int round; /* round of retransmission; 0: packets are sent for the first time */
     bool reducing, broadcasting; /* the phase has begun and not ended */
+    bool prepared;               /* what arrives of the next broadcast is decided */
     bool unmeasured;             /* the last broadcast: its ages and losses are not gathered */
     /* With settings.network.skip_late (step.c): */
     bool skips;     /* steps do not wait for late ranks */

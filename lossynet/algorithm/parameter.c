@@ -54,7 +54,6 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
                          const uint8_t *mask) {
     const struct ln_partition *partition = &comm->partition;
     const int v = owner - comm->workers.first;
-    float *target = vectors[to - comm->workers.first];
     size_t n;
     uint8_t *arrived = ln_arrived(comm, LOSSYNET_PARAMETER, to - comm->workers.first, owner, &n);
     for (size_t k = 0; k < n; k++) arrived[k] |= mask[k];
@@ -71,7 +70,7 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
                 if (until > count) until = count;
                 const struct ln_rounding r =
                     ln_rounding_of(comm, LOSSYNET_PARAMETER, owner, start + from);
-                void *elements = ln_element(comm, target, start + from);
+                void *elements = ln_element(comm, vectors[to - comm->workers.first], start + from);
                 if (comm->resources.bf16)
                     ln_elements_narrow(&r, (uint16_t *)elements, source + from, until - from);
                 else
@@ -165,8 +164,12 @@ static void copy_there(const struct lossynet_comm *comm, float *const *vectors) 
                       ln_wire_bits(comm, LOSSYNET_PARAMETER));
 }
 
-lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
-                                         bool lossless) {
+static int rounds_of(const struct lossynet_comm *comm, bool lossless) {
+    return lossless ? 0 : ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
+}
+
+/* Sends, and decides what arrives within the rank. vectors NULL: only decides. */
+static lossynet_status begin(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     lossynet_status status = lossynet_broadcast_end(comm);
     if (!status) status = ln_shards_check(comm);
     if (status || comm->workers.count == 1) return status;
@@ -179,13 +182,31 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     ln_arrivals_clear(comm, LOSSYNET_PARAMETER);
     ln_rounds_choose(comm);
     send(comm, vectors, lossless);
-    comm->steps.broadcasting = true;
-    const int rounds = lossless ? 0 : ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
-    if (rounds) status = retransmit(comm, vectors);
-    if (!status && comm->resources.memory.broadcast) copy_there(comm, vectors);
+    comm->steps.broadcasting = vectors != NULL;
+    return rounds_of(comm, lossless) ? retransmit(comm, vectors) : LOSSYNET_OK;
+}
+
+lossynet_status lossynet_broadcast_prepare(struct lossynet_comm *comm, bool lossless) {
+    /* What was measured of the last broadcast decides how this one is sent (drift.c). */
+    if (!comm->resources.memory.broadcast || comm->steps.unmeasured) return LOSSYNET_OK;
+    const lossynet_status status = begin(comm, NULL, lossless);
+    comm->steps.prepared = !status && comm->workers.count > 1;
+    return status;
+}
+
+lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
+                                         bool lossless) {
+    lossynet_status status = LOSSYNET_OK;
+    if (comm->steps.prepared)
+        comm->steps.broadcasting = true;
+    else
+        status = begin(comm, vectors, lossless);
+    comm->steps.prepared = false;
+    if (status || comm->workers.count == 1) return status;
+    if (comm->resources.memory.broadcast) copy_there(comm, vectors);
     comm->averaging.rule.vectors = vectors;
-    const bool waits = rounds > 0 || comm->averaging.rule.functions.receive;
-    return status || !waits ? status : lossynet_broadcast_end(comm);
+    const bool waits = rounds_of(comm, lossless) || comm->averaging.rule.functions.receive;
+    return waits ? lossynet_broadcast_end(comm) : LOSSYNET_OK;
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {

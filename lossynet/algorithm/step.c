@@ -46,6 +46,7 @@ lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     if (comm->loss.replay && !ln_loss_replay_has(comm->loss.replay, step))
         return ln_fail(LOSSYNET_FILE, "the replay has no step %llu", (unsigned long long)step);
     comm->steps.step = step;
+    comm->steps.prepared = false;
     comm->steps.current = !comm->steps.current;
     if (comm->transport) ln_transport_set_step(comm->transport, step);
     struct lossynet_counters *counters = comm->stats.counters[comm->steps.current];

@@ -536,15 +536,22 @@ static void test_elsewhere(void **state) {
             const struct lossynet_memory memory = elsewhere_memory(&e);
             struct lossynet_settings settings = blocks_settings(formats[f].dtype, 0.3);
             settings.estimator = LOSSYNET_MEAN;
+            settings.retransmission_rounds[LOSSYNET_PARAMETER] = f % 2;
             settings.memory = i ? &memory : NULL;
             comm[i] = open_alone(&settings);
             elsewhere_open(&e, comm[i], WORKERS);
             fill(x[i], 7);
             lossynet_round_as_sent(comm[i], x[i]);
             for (uint64_t step = 0; step < 4; step++) {
-                lossynet_step_begin(comm[i], step);
-                fill(x[i], 8 + step);
-                assert_int_equal(lossynet_reduce(comm[i], x[i], false), LOSSYNET_OK);
+                /* Before step 2 a step ends without its broadcast, which was to lose nothing. */
+                for (int end = step != 2; end < 2; end++) {
+                    lossynet_step_begin(comm[i], step);
+                    fill(x[i], 8 + step);
+                    assert_int_equal(lossynet_reduce(comm[i], x[i], false), LOSSYNET_OK);
+                    assert_int_equal(step ? lossynet_broadcast_prepare(comm[i], !end) : 0,
+                                     LOSSYNET_OK);
+                    assert_true(comm[i]->steps.prepared == (i && step));
+                }
                 assert_int_equal(lossynet_broadcast(comm[i], x[i], false), LOSSYNET_OK);
                 assert_int_equal(lossynet_drift_measure(comm[i], x[i], &drift[i]), LOSSYNET_OK);
             }
