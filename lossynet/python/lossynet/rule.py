@@ -29,7 +29,8 @@ class Part(ctypes.Structure):
 class Rule:
     """What to do about loss, in place of the library's rule. A subclass has one or more of these methods; what it
     leaves out is the library's. Give an object to ``Comm`` or ``ShardedOptimizer`` as ``rule=``, on all ranks.
-    Arrays are float32 unless said otherwise; ``values`` is there for the call alone. What a method raises, the call raises in which the library needed it."""
+    Arrays are float32 unless said otherwise; ``values`` is there for the call alone. What a method raises, the call
+    raises in which the library needed it."""
 
     def send(self, part: Part, worker: int, values: np.ndarray) -> None:
         """May change ``values`` (count) in place: what ``worker``, this rank, sends to an owner, or keeps as one.
