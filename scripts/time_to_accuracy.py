@@ -58,7 +58,7 @@ def rows_of(path, section):
     """[(label, dropped, tax, half of its interval, our exchange)] of the section."""
     with open(path, encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
-    if not table or not {"step_tax", "dropped"} <= set(table[0]):
+    if not table or not {"step_tax", "dropped", "wire_dtype"} <= set(table[0]):
         fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")
     rows, left_out, found = [], [], set()
     for row in table:
@@ -71,7 +71,7 @@ def rows_of(path, section):
         if not 0 <= tax < 1 or int(row.get("diverged") or 0):
             left_out.append(row["run"])
             continue
-        small = re.search(r"wire-dtype int\d", row["run"]) is not None
+        small = row["wire_dtype"].startswith("int")
         again = float(row["extra_traffic"] or 0) > 0
         rows.append((row["run"], dropped, tax, float(row["tax_interval"] or 0),
                      "int8" if small else "rule" if again else "lossy"))

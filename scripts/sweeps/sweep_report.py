@@ -159,7 +159,7 @@ def as_text(rows):
 
 def write_csv(rows, path):
     names = ["section", "run", "seeds", "perplexity", "replica_perplexity", "changes", "mean",
-             "interval", "low", "high", "within", "seeds_needed", "step_tax", "tax_interval", "dropped", "gradient_loss_rate",
+             "interval", "low", "high", "within", "seeds_needed", "step_tax", "tax_interval", "dropped", "wire_dtype", "gradient_loss_rate",
              "parameter_loss_rate", "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age",
              "max_age", "extra_traffic", "diverged", "seconds"]
     with open(path, "w", encoding="utf-8", newline="") as file:
@@ -511,7 +511,7 @@ def report(settings, results, out, plots):
     for group in groups:
         group["row"] = summarise(group)
     for group in groups:
-        group["row"]["dropped"] = dropped(group, groups)
+        group["row"] |= {"dropped": dropped(group, groups), "wire_dtype": group["run"].wire_dtype()}
     rows = [group["row"] for group in groups]
     os.makedirs(out, exist_ok=True)
     with open(os.path.join(out, "table.md"), "w", encoding="utf-8") as file:

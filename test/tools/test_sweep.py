@@ -587,6 +587,9 @@ name/loss-at/plain = none/none/no the_paper/layers.0=0.3/yes ours/layers.0=0.3/n
                         "extra_traffic": lost[run.arm()][1]} for run in settings.runs}
     sweep_report.report(settings, results, tmp_path, plots=True)
     said = (tmp_path / "change.svg").read_text()
+    with open(tmp_path / "table.csv", encoding="utf-8", newline="") as file:
+        assert {(row["run"], row["dropped"], row["wire_dtype"]) for row in csv.DictReader(file)} == {
+            ("no loss", "0.0", "int6"), ("the paper", "25.0", "float32"), ("ours", "25.0", "int6")}
     assert "25% of the packets dropped" in said and "the paper" in said and "ours" in said
 
 

@@ -14,16 +14,16 @@ import scaling  # pylint: disable=wrong-import-position
 pytestmark = pytest.mark.quick
 
 TABLE = """\
-section,run,step_tax,tax_interval,dropped,extra_traffic,diverged
-Steep: small,no loss,,,0.0,0,0
-Steep: small,20% gradient phase,0.1,0.1,20.0,0.0,0
-Steep: small,the paper,0.25,0.1,20.0,0.0,0
-Steep: small,"20%, wire-dtype int6",0.0,,20.0,0.2,0
-Steep: small,"20%, no base",,,20.0,0.2,0
-Steep: small,"20%, one lost",0.1,,20.0,0.2,1
-Steep: small,"20%, never",1.0,,20.0,0.2,0
-Other,"40%, lead off",0.5,,40.0,0.3,0
-Unknown,"40%, lead off",,,40.0,0.3,0
+section,run,step_tax,tax_interval,dropped,wire_dtype,extra_traffic,diverged
+Steep: small,no loss,,,0.0,float32,0,0
+Steep: small,20% gradient phase,0.1,0.1,20.0,float32,0.0,0
+Steep: small,the paper,0.25,0.1,20.0,float32,0.0,0
+Steep: small,ours,0.0,,20.0,int6,0.2,0
+Steep: small,"20%, no base",,,20.0,float32,0.2,0
+Steep: small,"20%, one lost",0.1,,20.0,float32,0.2,1
+Steep: small,"20%, never",1.0,,20.0,float32,0.2,0
+Other,"40%, lead off",0.5,,40.0,float32,0.3,0
+Unknown,"40%, lead off",,,40.0,float32,0.3,0
 """
 
 
@@ -57,7 +57,7 @@ def test_hours(tmp_path):
     for link in (1, 100):
         net = scaling.Network(link, 10e-6, 0.2)
         compute, steps = 6 * 1e9 * 1e6 / (8 * 1e14), 20 * 1e9 / 1e6
-        for name, exchange, tax in (("the paper", "lossy", 0.25), ("20%, wire-dtype int6", "int8", 0)):
+        for name, exchange, tax in (("the paper", "lossy", 0.25), ("ours", "int8", 0)):
             seconds = scaling.exchange(exchange, net, 8, 2e9)
             assert found[8, name, link] == pytest.approx(steps / (1 - tax) * (compute + seconds) / 3600, rel=1e-3)
             assert not tax or f"± {steps * 0.1 / (1 - tax) ** 2 * (compute + seconds) / 3600:.2g}" in done.stdout
