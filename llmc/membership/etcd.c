@@ -77,7 +77,7 @@ struct etcd {
     struct store store; /* first: a store is an etcd */
     CURLM *multi;
     struct try try[TRIES], *answered; /* that of the last request which has an answer, or NULL */
-    double usual;                     /* seconds until an answer; great after none has come */
+    double usual;                     /* seconds until an answer; more after none has come */
     struct curl_slist *headers;
     char base[300]; /* http://HOST:PORT/v3/ */
     char local[64], error[CURL_ERROR_SIZE];
@@ -240,7 +240,7 @@ static enum store_status transfer(struct etcd *e, const char *path, const char *
     }
     for (int i = 0; i < tries; i++) curl.multi_remove_handle(e->multi, e->try[i].curl);
     if (!e->answered) {
-        e->usual = limit; /* a store that is away is asked once at a time */
+        e->usual = fmin(2 * e->usual + 0.1, limit); /* who is away is soon asked once at a time */
         return away(e, *e->error ? e->error : curl.easy_strerror(code));
     }
     const char *local = NULL;
