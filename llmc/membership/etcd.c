@@ -401,11 +401,12 @@ static json_t *one_write(const struct store_write *write) {
 }
 
 /* Whether the guard, which has been changed, has the value that was to be written to it. */
-static bool has(json_t *answer, const char *guard, const struct store_write *write, int writes) {
-    const char *base64 = NULL;
-    if (json_unpack(answer, "{s:[{s:{s:[{s:s}]}}]}", "responses", "response_range", "kvs", "value",
-                    &base64))
-        return false;
+static bool has(const json_t *answer, const char *guard, const struct store_write *write,
+                int writes) {
+    const json_t *response = json_array_get(json_object_get(answer, "responses"), 0);
+    const json_t *found = json_object_get(json_object_get(response, "response_range"), "kvs");
+    const char *base64 = json_string_value(json_object_get(json_array_get(found, 0), "value"));
+    if (!base64) return false;
     char *value = decoded(base64);
     bool same = false;
     for (int i = 0; i < writes && value; i++)

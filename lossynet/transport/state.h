@@ -79,7 +79,6 @@ struct ln_rejected {    /* datagrams dropped on receipt, by the first error foun
     uint64_t late;       /* DATA of a phase or bucket that is not open */
     uint64_t duplicate;  /* DATA, or an encrypted datagram, that had come before */
     uint64_t not_finite; /* NaN or infinity, over links that lose datagrams */
-    uint64_t ignored;    /* no fault: TEST datagrams; what we sent on, but for DATA */
 };
 
 struct ln_pacing {

@@ -98,7 +98,7 @@ static uint64_t *send_on(struct ln_transport *t, int peer, int to, const struct 
                             .path = t->peers[to].detour.way == WAY_OTHER_PATH};
     memcpy(d.header, datagram, sizeof d.header);
     if (t->link->send(t->link, to, &d, 1) != LOSSYNET_OK && !t->failed) t->failed = LOSSYNET_LINK;
-    if (!d.bulk) return &t->receiver.rejected.ignored;
+    if (!d.bulk) return &t->receiver.relayed.ignored;
     t->receiver.relayed.bytes[h->kind & 1] += h->length;
     return &t->receiver.relayed.packets[h->kind & 1];
 }
@@ -115,7 +115,7 @@ static uint64_t *reject(struct ln_transport *t, int peer, int *from, struct wire
         return &rejected->foreign;
     if (h->version != WIRE_VERSION) return &rejected->version;
     if (h->run != (uint32_t)session->id) return &rejected->foreign;
-    if (h->type == WIRE_TEST) return &rejected->ignored;
+    if (h->type == WIRE_TEST) return &t->receiver.relayed.ignored;
     const int to = rank_of(t, h, h->receiver);
     *from = rank_of(t, h, h->sender);
     const bool strange = *from >= t->world.ranks || *from == t->world.rank;
