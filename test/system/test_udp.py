@@ -521,7 +521,7 @@ class Running:
 
     def pid(self, rank):
         for pid in testbed.processes(self.hosts.names[rank]):
-            with contextlib.suppress(FileNotFoundError):  # not by its path, which is another one there in a chroot
+            with contextlib.suppress(OSError):  # not by its path, which is another one there in a chroot
                 if os.path.samefile(f"/proc/{pid}/exe", PROGRAM):
                     return pid
         raise AssertionError(f"rank {rank} runs no more")

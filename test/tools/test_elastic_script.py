@@ -116,7 +116,7 @@ def lives(pid):
     """Whether a process still runs. (A zombie does not: it has ended, but no process has waited for it.)"""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # it ends, also while this is read
         return False
 
 
