@@ -228,13 +228,14 @@ def finish(axes, legend=True):
 def plot_arms(axes, arms, colours):
     """Plots arms with a name: a mark with its interval, and a small point for each seed. Arms at the same place
     stand beside each other; if all do, each has its name below."""
-    names = list(dict.fromkeys(group["run"].arm() for group in arms))
+    name_of = lambda group: group["run"].arm() or group["label"]
+    names = list(dict.fromkeys(name_of(group) for group in arms))
     chosen = {name: next(colours) for name in names}
     places = sorted({group["row"]["dropped"] for group in arms})
     alike = len(places) == 1 and not axes.has_data()
     gap = 1 if alike else 0.1 * max(places[-1:] + [b - a for a, b in zip(places, places[1:])], default=0)
     for i, group in enumerate(arms):
-        row, name = group["row"], group["run"].arm()
+        row, name = group["row"], name_of(group)
         x = i if alike else row["dropped"] + gap * (names.index(name) - (len(names) - 1) / 2)
         axes.errorbar([x], [row["mean"]], yerr=row["interval"] or 0 if len(row["seeds"]) > 2 else 0, fmt="D",
                       color=chosen[name], ms=7, capsize=4, label="" if alike else group["label"])
@@ -253,7 +254,7 @@ def plot_change(plt, groups, out):
     `lossy`, or lossy with repair (dashed), at several rates, single marks for loss in one phase, and
     the paper's points. Intervals of two seeds are left out, because they would hide the rest."""
     figure, axes = plt.subplots(figsize=(8, 6.6))
-    colours, arms, even = iter(COLOURS * 3), [], False
+    colours, arms, others, even = iter(COLOURS * 3), [], [], False
     for section in dict.fromkeys(group["section"] for group in groups):
         kinds = {}
         for group in groups:
@@ -267,7 +268,9 @@ def plot_change(plt, groups, out):
             kind = "o-" if is_plain(run) else "s--" if run.value("repair", "0") != "0" else None
             if run.value("algorithm", "lossy") == "lossy" and 0 in (gradient, parameter):
                 kind = "^" if gradient else "v"
-            if kind:
+            if not kind:
+                others.append(group)
+            else:
                 error = row["interval"] or 0 if len(row["seeds"]) > 2 else 0
                 kinds.setdefault(kind, []).append((place_of(group), row["mean"], error))
         kinds = {kind: points for kind, points in kinds.items()
@@ -281,6 +284,7 @@ def plot_change(plt, groups, out):
             axes.errorbar(x, y, yerr=error, fmt=kind, color=colour, ms=5, lw=1.4, capsize=3,
                           mfc="white" if kind in "^v" else colour, label=label)
         even |= any(kind not in "^v" for kind in kinds)
+    arms = arms if arms or axes.has_data() else others
     plot_arms(axes, arms, colours)
     if even:  # the paper loses as much in both phases and on all links
         axes.plot([100 * p for p, _ in PAPER], [change for _, change in PAPER], "*", color="black",

@@ -593,6 +593,22 @@ name/loss-at/plain = none/none/no the_paper/layers.0=0.3/yes ours/layers.0=0.3/n
     assert "25% of the packets dropped" in said and "the paper" in said and "ours" in said
 
 
+def test_rows_without_a_name_are_drawn_where_there_are_no_others(data, tmp_path):
+    path = write(tmp_path / "rows", SETTINGS.split("[steep]")[0] + """
+plain = yes
+[rows]
+against = loss-rate=0 estimator=mean
+loss-rate/estimator = 0/mean 0.2/zero 0.2/balanced
+""", data)
+    settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
+    settings.expand()
+    results = {run.id: {"perplexity": 100, "max_age": 0, "status": "complete", "losses": [],
+                        "gradient_loss_rate": 0.2, "parameter_loss_rate": 0.2} for run in settings.runs}
+    sweep_report.report(settings, results, tmp_path, plots=True)
+    said = (tmp_path / "change.svg").read_text()
+    assert "20% of the packets dropped" in said and "estimator zero" in said and "estimator balanced" in said
+
+
 def test_plots_are_there(finished):
     _, out, _ = finished
     for name in ("change", "curves", "drift", "ages"):
