@@ -386,7 +386,8 @@ class Settings:
         for row in rows:
             if len(row) != len(names):
                 raise self.wrong(number, f"'{'/'.join(row)}' gives {len(row)} values for "
-                                 f"{len(names)} options")
+                                 f"{len(names)} options" + ("; '/' separates them: expected a file without a "
+                                                            "folder" if len(row) > len(names) else ""))
             for one, value in zip(names, row):
                 if not self.known[one].argument and value not in ("yes", "no"):
                     raise self.wrong(number, f"'{one}' is '{value}', expected yes or no")

@@ -627,6 +627,7 @@ def test_plots_are_there(finished):
     (("[steep]", "[steep"), "section's name in brackets"),
     (("[one phase]", "[steep]"), "a section [steep] already"),
     (("loss-rate = 0,0 0.5,0", "loss-rate/batch = 0/1 0.5"), "1 values for 2 options"),
+    (("loss-rate = 0,0 0.5,0", "loss-rate/loss-model = 0/trace:/tmp/a"), "expected a file without a folder"),
     (("start = steep", "start = flat"), "earlier section"),
     (("steps = 6", "steps = 6\nout = here"), "sweep's own"),
     (("steps = 6", "steps 6"), "expected 'option = value value ...'"),
