@@ -11,13 +11,13 @@
 #include "llmc/log/error.h"
 
 static const struct lossynet_rule *loaded;
-static char checksum[CHECKSUM_TEXT_BYTES], last_line[4608];
+static char checksum[CHECKSUM_TEXT_BYTES], line[4608];
 static struct sigaction before[NSIG]; /* who handled a crash: nobody, a sanitizer, UCX */
 
-/* The instruction crashes again after this, and abort() goes on: then for the earlier handler, if there is one. */
+/* After this the instruction crashes again, for the handler that was there before. abort() goes on, and ends the
+ * process. */
 static void crashed(int number) {
-    if (write(STDERR_FILENO, last_line, strlen(last_line)) >= 0)
-        sigaction(number, &before[number], NULL);
+    if (write(STDERR_FILENO, line, strlen(line)) >= 0) sigaction(number, &before[number], NULL);
 }
 
 /* A crash names the file, since it may be the rule's. */
@@ -25,7 +25,7 @@ static void report_crashes(const char *path) {
     static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
     const struct sigaction report = {.sa_handler = crashed, .sa_flags = (int)SA_RESETHAND};
     snprintf(
-        last_line, sizeof last_line,
+        line, sizeof line,
         "%s: crashed with --rule %s: expected its functions to write `values` and `average` only, "
         "[count] elements (lossynet.h); gdb shows the place\n",
         log_program, path);
