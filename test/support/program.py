@@ -98,6 +98,22 @@ def succeed(*arguments, **keywords):
     return done
 
 
+def preloaded(folder, text, *flags):
+    """Compiles C to a library for LD_PRELOAD. Returns its path."""
+    path = str(folder / "preloaded.so")
+    subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-x", "c", "-", "-o", path], input=text, text=True, check=True)
+    return path
+
+
+def handler(folder, number):
+    """A library that handles a signal from when it is loaded, as UCX does, which Open MPI 5 brings."""
+    return preloaded(folder, """#include <signal.h>
+#include <unistd.h>
+static void handle(int number) { if (write(2, "backtrace\\n", 10) == 10) signal(number, SIG_DFL); }
+__attribute__((constructor)) static void load(void) { signal(%d, handle); }
+""" % number)
+
+
 def read_log(path):
     """Reads the events of a log. Every line must be a JSON object without NaN or infinity."""
     def refuse(text):

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from etcd import Etcd, free_port
-from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, read_log, run, start, succeed
+from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, preloaded, read_log, run, start, succeed
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import one_line
 
@@ -489,14 +489,13 @@ def test_who_has_no_state_waits_without_limit(tmp_path, ranks, etcd):
     """The only rank with the run's state is stopped when it has just taken a process in, which the store says here
     in its place; the next view is without it. The process waits for the state through more views than may fail in a
     row. It waits a second between two views; here these seconds are short."""
-    (tmp_path / "short.c").write_text(SHORT_SLEEPS, encoding="utf-8")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "short.so", tmp_path / "short.c"], check=True)
+    short = preloaded(tmp_path, SHORT_SLEEPS)
     one = ranks(1, peer_timeout=1)
     one.wait_steps(5)
     (known,) = etcd.members(tmp_path.name)
     epoch = epoch_of(etcd, tmp_path.name) + 2
     one.process[0].send_signal(signal.SIGSTOP)
-    one.words = lambda i: (["env", f"LD_PRELOAD={tmp_path / 'short.so'}"], [])
+    one.words = lambda i: (["env", f"LD_PRELOAD={short}"], [])
     waits = one.start()
     one.wait(lambda: set(etcd.members(tmp_path.name)) - {known})
     ((uid, (me, _)),) = ((uid, m) for uid, m in etcd.members(tmp_path.name).items() if uid != known)
@@ -594,9 +593,7 @@ ssize_t recv(int fd, void *to, size_t bytes, int flags) {
 def test_rank_0_dies_between_the_meeting_and_the_first_step(tmp_path, ranks, monkeypatch):
     """All have met in a new view, and rank 0 dies before they have told each other what they have. The others go
     on without it."""
-    (tmp_path / "dies.c").write_text(DIES, encoding="utf-8")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "dies.so", tmp_path / "dies.c"], check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "dies.so"))
+    monkeypatch.setenv("LD_PRELOAD", preloaded(tmp_path, DIES))
     monkeypatch.setenv("DIES", str(tmp_path))
     run3 = ranks(3)
     run3.wait_steps(3)

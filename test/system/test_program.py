@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from program import (PROGRAM, ROOT, SANITIZED, TIMEOUT, events, markov_files, markov_tokens, read_log,
+from program import (PROGRAM, ROOT, SANITIZED, TIMEOUT, events, markov_files, markov_tokens, preloaded, read_log,
                      run, run_apart, small_model, succeed, tensors, write_tokens)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
@@ -890,11 +890,9 @@ def test_loss_that_is_not_finite_stops_the_run(data, tmp_path):
 
 def test_a_rank_that_computes_wrong_numbers_is_named(data, tmp_path):
     """The cosines of rank 2 are NaN, so that its attention is: all end, and a line names its worker."""
-    (tmp_path / "wrong.c").write_text("double cos(double x) { return 0 * x / 0; }\n")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-fno-builtin", "-o", tmp_path / "wrong.so", tmp_path / "wrong.c"],
-                   check=True)
+    wrong = preloaded(tmp_path, "double cos(double x) { return 0 * x / 0; }", "-fno-builtin")
     line = settings(data, tmp_path / "out", workers=3, steps=5, val=None, link="udp")
-    done = run_apart(*[[PROGRAM, *line]] * 2, ["env", f"LD_PRELOAD={tmp_path / 'wrong.so'}", PROGRAM, *line])
+    done = run_apart(*[[PROGRAM, *line]] * 2, ["env", f"LD_PRELOAD={wrong}", PROGRAM, *line])
     assert done.returncode == 1, done.stderr
     assert "stopped in step 0: the loss of worker 2 is " in done.stderr and "a lower --lr" not in done.stderr
 

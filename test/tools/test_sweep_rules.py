@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from program import BUILD, ROOT, markov_files, read_log, run, small_model, succeed
+from program import BUILD, ROOT, handler, markov_files, read_log, run, small_model, succeed
 
 sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_rules = importlib.import_module("sweep_rules")
@@ -145,21 +145,14 @@ def test_a_file_that_is_no_rule(number, text, options, says, build, data, tmp_pa
     assert done.stderr.count("\n") == 1
 
 
-HANDLES_CRASHES = """#include <signal.h>
-#include <unistd.h>
-static void handle(int number) { if (write(2, "backtrace\\n", 10) == 10) signal(number, SIG_DFL); }
-__attribute__((constructor)) static void load(void) { signal(SIGSEGV, handle); }
-"""
-
-
 @pytest.mark.parametrize("line, number, handled", [
     ("*(volatile int *)16 = 1;", signal.SIGSEGV, False), ("*(volatile int *)16 = 1;", signal.SIGSEGV, True),
     ("abort();", signal.SIGABRT, False)])
 def test_a_line_names_a_rule_that_crashes(line, number, handled, build, data, tmp_path):
-    """Also where a library handles crashes, as UCX does, which Open MPI 5 brings: it has its turn after that."""
+    """Also where a library handles crashes: it has its turn after that."""
     path = build(f"crash{number}", "#include <stdlib.h>\n" + MEAN.replace("    for (", f"    if (p->step == 2) {line}\n    for (", 1)
                  .replace("DIVISOR", "came"))
-    library = build("handles", HANDLES_CRASHES) if handled else None
+    library = handler(tmp_path, number) if handled else None
     done = run("--model=260K", f"--train={data}/train.bin", "--workers=2", "--steps=4", "--seq=32", f"--rule={path}",
                f"--out={tmp_path}/out", environment={"LD_PRELOAD": library})
     assert done.returncode == -number, done.stderr
