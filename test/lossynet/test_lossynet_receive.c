@@ -551,7 +551,9 @@ static bool ends_by_a_misfit(struct lossynet_comm *comm, struct wire_header h) {
     ln_threads_enter(t);
     assert_true(t->peers[1].live.elsewhere.misfits);
     t->threads.waits = true;
-    for (const double end = ln_now() + 0.3 * t->session.peer_timeout; ln_now() < end;) {
+    const double end = ln_now() + 0.15 * t->session.peer_timeout;
+    for (double now = 0; now < end;) { /* the last turn is after the end on a busy machine, too */
+        now = ln_now();
         ln_agenda_soon(t, 1);
         ln_progress_turn(t);
     }
@@ -570,7 +572,7 @@ static void test_a_part_of_another_length(void **state) {
     uint8_t all[2 * 64] = {0};
     const size_t offset[3] = {0, 64, 128};
     ln_threads_enter(t);
-    t->session.peer_timeout = 0.5;
+    t->session.peer_timeout = 2;
     ln_message_begin(t, LOSSYNET_GATHER, all, offset, true, all, offset);
     const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
     ln_threads_leave(t);
@@ -686,7 +688,8 @@ static void test_a_flood(void **state) {
                          LOSSYNET_OK);
         capture_begin();
         assert_int_equal(lossynet_all_gather(comm, mine, all, sizeof *mine), LOSSYNET_LINK);
-        assert_message(capture_end(), "was not heard for 0.");
+        const char *silence = strstr(capture_end(), "was not heard for ");
+        assert_true(silence && atof(silence + strlen("was not heard for ")) < 60);
         fake.floods = false;
         lossynet_close(comm);
     }

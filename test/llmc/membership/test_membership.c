@@ -44,6 +44,21 @@ static double seconds(void) {
         }                                                                                          \
     } while (0)
 
+/* What the store answers. On a busy machine it may answer too late, and is asked again. */
+#define assert_answer(request, expected)                                                           \
+    do {                                                                                           \
+        enum store_status answer_;                                                                 \
+        comes((answer_ = (request)) != STORE_AWAY);                                                \
+        assert_int_equal(answer_, expected);                                                       \
+    } while (0)
+
+#define assert_keys(store, prefix, expected)                                                       \
+    do {                                                                                           \
+        int keys_;                                                                                 \
+        comes((keys_ = keys(store, prefix)) >= 0);                                                 \
+        assert_int_equal(keys_, expected);                                                         \
+    } while (0)
+
 /* A TCP socket that listens at a free port of the loopback interface. */
 static int listening(int *port) {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -122,7 +137,7 @@ static int end_tests(void **state) {
 static int64_t revision_of(struct store *s, const char *key, char value[64]) {
     struct store_entries e;
     int64_t revision = 0;
-    assert_int_equal(s->list(s, key, &e), STORE_DONE);
+    assert_answer(s->list(s, key, &e), STORE_DONE);
     for (int i = 0; i < e.count; i++)
         if (!strcmp(e.entry[i].key, key)) {
             revision = e.entry[i].modified;
@@ -142,26 +157,25 @@ static void test_one_of_two_writes_wins(void **state) {
     struct store *a = connected(), *b = connected();
     static const char TEXT[] = "{\"a\":\"\\u00e4 \xc3\xa4\"}";
     char value[64];
-    assert_int_equal(put(a, "store/k", 0, TEXT, 0), STORE_DONE);
-    assert_int_equal(put(b, "store/k", 0, "b", 0), STORE_CHANGED);
+    assert_answer(put(a, "store/k", 0, TEXT, 0), STORE_DONE);
+    assert_answer(put(b, "store/k", 0, "b", 0), STORE_CHANGED);
     const int64_t first = revision_of(b, "store/k", value);
     assert_string_equal(value, TEXT);
-    assert_int_equal(put(b, "store/k", first, "b", 0), STORE_DONE);
-    assert_int_equal(put(a, "store/k", first, "a", 0), STORE_CHANGED);
-    assert_int_equal(put(b, "store/k", first, "b", 0), STORE_DONE); /* it has made this write */
+    assert_answer(put(b, "store/k", first, "b", 0), STORE_DONE);
+    assert_answer(put(a, "store/k", first, "a", 0), STORE_CHANGED);
+    assert_answer(put(b, "store/k", first, "b", 0), STORE_DONE); /* it has made this write */
     assert_true(revision_of(a, "store/k", value) > first);
     assert_string_equal(value, "b");
     /* All or nothing, also where a key is removed. */
     const struct store_write both[] = {{"store/other", "", 0}, {"store/k", NULL, 0}};
-    assert_int_equal(a->commit(a, "store/k", first, both, 2), STORE_CHANGED);
-    assert_int_equal(keys(a, "store/"), 1);
-    assert_int_equal(a->commit(a, "store/k", revision_of(a, "store/k", value), both, 2),
-                     STORE_DONE);
-    assert_int_equal(keys(b, "store/"), 1);
+    assert_answer(a->commit(a, "store/k", first, both, 2), STORE_CHANGED);
+    assert_keys(a, "store/", 1);
+    assert_answer(a->commit(a, "store/k", revision_of(a, "store/k", value), both, 2), STORE_DONE);
+    assert_keys(b, "store/", 1);
     assert_int_equal(revision_of(b, "store/k", value), 0);
     assert_true(revision_of(b, "store/other", value) > 0);
     assert_string_equal(value, "");
-    assert_int_equal(
+    assert_answer(
         a->commit(a, "store/none", 0, (const struct store_write[]){{"store/other", NULL, 0}}, 1),
         STORE_DONE);
     a->close(a);
@@ -173,9 +187,9 @@ static void test_keys_come_in_the_order_of_their_making(void **state) {
     struct store *s = connected();
     static const char *const names[] = {"order/c", "order/a", "order/b"};
     struct store_entries e;
-    for (int i = 0; i < 3; i++) assert_int_equal(put(s, names[i], 0, "x", 0), STORE_DONE);
-    assert_int_equal(put(s, "orders/d", 0, "x", 0), STORE_DONE);
-    assert_int_equal(s->list(s, "order/", &e), STORE_DONE);
+    for (int i = 0; i < 3; i++) assert_answer(put(s, names[i], 0, "x", 0), STORE_DONE);
+    assert_answer(put(s, "orders/d", 0, "x", 0), STORE_DONE);
+    assert_answer(s->list(s, "order/", &e), STORE_DONE);
     assert_int_equal(e.count, 3);
     for (int i = 0; i < 3; i++) assert_string_equal(e.entry[i].key, names[i]);
     store_entries_clear(&e);
@@ -186,13 +200,13 @@ static void test_a_lease_ends(void **state) {
     (void)state;
     struct store *s = connected();
     int64_t kept, lapsed;
-    assert_int_equal(s->grant(s, PATIENCE, &kept), STORE_DONE);
-    assert_int_equal(s->grant(s, 1, &lapsed), STORE_DONE);
-    assert_int_equal(put(s, "lease/kept", 0, "x", kept), STORE_DONE);
-    assert_int_equal(put(s, "lease/lapsed", 0, "x", lapsed), STORE_DONE);
+    assert_answer(s->grant(s, PATIENCE, &kept), STORE_DONE);
+    assert_answer(put(s, "lease/kept", 0, "x", kept), STORE_DONE);
+    comes(s->grant(s, 1, &lapsed) == STORE_DONE &&
+          put(s, "lease/lapsed", 0, "x", lapsed) == STORE_DONE);
     comes(keys(s, "lease/") == 1);
-    assert_int_equal(s->keep(s, kept), STORE_DONE);
-    assert_int_equal(s->keep(s, lapsed), STORE_CHANGED);
+    assert_answer(s->keep(s, kept), STORE_DONE);
+    assert_answer(s->keep(s, lapsed), STORE_CHANGED);
     assert_int_equal(put(s, "lease/lapsed", 0, "x", lapsed), STORE_AWAY);
     assert_non_null(strstr(s->why, "lease not found"));
     s->close(s);
@@ -203,9 +217,9 @@ static void test_etcd_is_restarted(void **state) {
     struct store *s = connected();
     int64_t lease;
     char before[64], after[64];
-    assert_int_equal(s->grant(s, PATIENCE, &lease), STORE_DONE);
-    assert_int_equal(put(s, "store/view", 0, "seven", 0), STORE_DONE);
-    assert_int_equal(put(s, "store/member", 0, "x", lease), STORE_DONE);
+    assert_answer(s->grant(s, PATIENCE, &lease), STORE_DONE);
+    assert_answer(put(s, "store/view", 0, "seven", 0), STORE_DONE);
+    assert_answer(put(s, "store/member", 0, "x", lease), STORE_DONE);
     const int64_t revision = revision_of(s, "store/view", before);
     etcd_stop();
     assert_int_equal(keys(s, "store/"), -1);
@@ -563,25 +577,34 @@ static void test_other_options_are_refused(void **state) {
     assert_refused(older,
                    "this program is version 0.9, and run options was begun with version 1.0");
     struct store *s = connected();
-    assert_int_equal(keys(s, "options/member/"), 2);
+    assert_keys(s, "options/member/", 2);
     leave(&p[1]);
-    assert_int_equal(keys(s, "options/member/"), 1);
+    assert_keys(s, "options/member/", 1);
     leave(&p[0]);
-    assert_int_equal(keys(s, "options/member/"), 0);
+    assert_keys(s, "options/member/", 0);
     s->close(s);
 }
 
 static void test_keys_of_another_program_are_refused(void **state) {
     (void)state;
     struct store *s = connected();
-    assert_int_equal(put(s, "foreign/view", 0, "hello", 0), STORE_DONE);
+    assert_answer(put(s, "foreign/view", 0, "hello", 0), STORE_DONE);
     assert_refused(player("foreign", 1), "foreign/view does not hold a view");
-    assert_int_equal(put(s, "strange/options", 0, "hello", 0), STORE_DONE);
+    assert_answer(put(s, "strange/options", 0, "hello", 0), STORE_DONE);
     assert_refused(player("strange", 1), "strange/options holds no options");
     s->close(s);
 }
 
-/* Somebody overwrites the view of a run that trains: each member says so once, and not at each look. */
+static int lines_captured(void) {
+    char text[4096];
+    const ssize_t bytes = pread(fileno(capture_file), text, sizeof text, 0);
+    int lines = 0;
+    for (ssize_t i = 0; i < bytes; i++) lines += text[i] == '\n';
+    return lines;
+}
+
+/* Somebody overwrites the view of a run that trains: each member says so once, and not at each
+ * look. */
 static void test_an_overwritten_view_is_told_once(void **state) {
     (void)state;
     struct player p[2];
@@ -590,12 +613,11 @@ static void test_an_overwritten_view_is_told_once(void **state) {
     char was[64];
     const int64_t revision = revision_of(s, "spoiled/view", was);
     capture_begin();
-    assert_int_equal(put(s, "spoiled/view", revision, "hello", 0), STORE_DONE);
-    nanosleep(&(struct timespec){.tv_sec = 3}, NULL);
-    const char *said = capture_end();
-    int lines = 0;
-    for (; (said = strchr(said, '\n')); said++) lines++;
-    assert_int_equal(lines, 2);
+    assert_answer(put(s, "spoiled/view", revision, "hello", 0), STORE_DONE);
+    comes(lines_captured() >= 2);
+    nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+    assert_int_equal(lines_captured(), 2);
+    capture_end();
     for (int i = 0; i < 2; i++) leave(&p[i]);
     s->close(s);
 }
@@ -715,19 +737,19 @@ static void test_writes_are_heard(void **state) {
     struct store *s = connected();
     assert_int_equal(etcd_watch_open("127.0.0.1", client_port, "store/heard/", &w), 0);
     hear_all(w);
-    assert_int_equal(put(s, "store/away", 0, "1", 0), STORE_DONE);
-    assert_int_equal(put(s, "store/deaf", 0, "1", 0), STORE_DONE);
+    assert_answer(put(s, "store/away", 0, "1", 0), STORE_DONE);
+    assert_answer(put(s, "store/deaf", 0, "1", 0), STORE_DONE);
     assert_int_equal(heard(w, 0.3), ETCD_WATCH_TIME);
-    assert_int_equal(put(s, "store/heard/a", 0, "1", 0), STORE_DONE);
+    assert_answer(put(s, "store/heard/a", 0, "1", 0), STORE_DONE);
     assert_int_equal(heard(w, 100), ETCD_WATCH_WRITTEN);
     assert_int_equal(heard(w, 0.3), ETCD_WATCH_TIME);
     char value[64];
     const int64_t first = revision_of(s, "store/heard/a", value);
     /* What is removed is no news; nor is what is written while nobody listens, until one connects. */
-    assert_int_equal(put(s, "store/heard/a", first, NULL, 0), STORE_DONE);
+    assert_answer(put(s, "store/heard/a", first, NULL, 0), STORE_DONE);
     assert_int_equal(heard(w, 0.3), ETCD_WATCH_TIME);
     assert_int_equal(etcd_watch_wait(w, false, 0), ETCD_WATCH_TIME);
-    assert_int_equal(put(s, "store/heard/b", 0, "1", 0), STORE_DONE);
+    assert_answer(put(s, "store/heard/b", 0, "1", 0), STORE_DONE);
     assert_int_equal(etcd_watch_wait(w, false, 0.3), ETCD_WATCH_TIME);
     hear_all(w);
     /* The store is away, and comes back. */
@@ -736,7 +758,7 @@ static void test_writes_are_heard(void **state) {
     etcd_start();
     hear_all(w);
     comes(keys(s, "store/heard/") == 1);
-    assert_int_equal(put(s, "store/heard/c", 0, "1", 0), STORE_DONE);
+    assert_answer(put(s, "store/heard/c", 0, "1", 0), STORE_DONE);
     assert_int_equal(heard(w, 100), ETCD_WATCH_WRITTEN);
     etcd_watch_end(w);
     assert_int_equal(heard(w, 100), ETCD_WATCH_ENDED);
