@@ -117,7 +117,7 @@ int jsonl_open(const char *path, int step, struct jsonl **out) {
     if (!log) return log_error("%s: out of memory for the log", path);
     strcpy(log->path, path);
     log->last = -1;
-    if (step && !access(path, F_OK)) {
+    if (step && file_is_regular(path)) {
         char *target = realpath(path, NULL); /* a link stays, and what it names is replaced */
         log->file = cut_back(target ? target : path, step, log);
         free(target);

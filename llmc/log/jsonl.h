@@ -47,7 +47,7 @@ struct progress {
 
 /* A run from `first` to `total` steps. */
 void progress_begin(struct progress *p, int first, int total, bool on, bool bar);
-/* Tells that `done` of `total` steps are done. `line` describes the step in at most 60 columns.
+/* Tells that `done` of `total` steps are done. `line` describes the step in at most 79 columns.
  * It is printed about 20 times per run; the bar is drawn again at most 10 times per second. */
 void progress_step(struct progress *p, int done, const char *line);
 void progress_message(struct progress *p, const char *line); /* a line above the bar, at once */

@@ -98,6 +98,16 @@ static void test_a_link_stays(void **state) {
     assert_no_other_file();
 }
 
+/* A device or pipe has no lines to keep. */
+static void test_a_resumed_run_logs_to_a_device(void **state) {
+    (void)state;
+    struct jsonl *log;
+    assert_int_equal(jsonl_open("/dev/null", 3, &log), 0);
+    assert_int_equal(jsonl_last_step(log), -1);
+    write_step(log, 3);
+    jsonl_close(log);
+}
+
 /* One process is stopped while it cuts the log, another one takes the log, and the first wakes. */
 static void test_who_was_replaced_does_not_touch_the_log(void **state) {
     (void)state;
@@ -157,6 +167,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_later_lines_go),
         cmocka_unit_test(test_a_link_stays),
+        cmocka_unit_test(test_a_resumed_run_logs_to_a_device),
         cmocka_unit_test(test_who_was_replaced_does_not_touch_the_log),
         cmocka_unit_test(test_a_full_disk),
         cmocka_unit_test(test_a_step_that_was_not_measured),
