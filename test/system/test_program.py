@@ -746,6 +746,7 @@ def one_line(done, code):
     (["--clip", "0x10"], "--clip: expected a number from 0 to 1e+30, got '0x10'"),
     (["--out", "a\udcff"], "--out: expected UTF-8, since the log holds it"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),
+    (["--batch", "1048576", "--seq", "4096", "--model", "7B", "--dry-run"], "--batch: expected fewer than 2^31 tokens"),
     (["--model", "7B", "--vocab-size", "100"], "insists on 32000"),
     (["--packet-bytes", "1001"], "multiple of 4"),
     (["--eval"], "--model: expected a model directory"),
