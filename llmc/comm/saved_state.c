@@ -234,13 +234,26 @@ static const struct ranges *ranges_of(const struct source *s, int worker, int ar
     return !v ? NULL : v->elements == owned->elements ? owned : squares;
 }
 
-/* Copies to a worker's arrays the elements that a saved worker has, and adds their number to *taken. */
+/* Whether a worker owns elements of these ranges. */
+static bool owns_some(const struct data_parallel *d, const struct worker *w,
+                      const struct ranges *list) {
+    const struct ranges mine = state_of_owner(d, w, ARRAY_M);
+    struct range listed, own;
+    size_t next = 0;
+    for (size_t i = 0; i < mine.count; i++, next = 0)
+        if (ranges_next(list->range, list->count, mine.range[i], &next, &listed, &own)) return true;
+    return false;
+}
+
+/* Copies to a worker's arrays the elements that a saved worker has, and adds their number to *taken. Values of
+ * which the worker needs none are not read: else each worker would read the state of all. */
 static int take_owned(const struct data_parallel *d, const struct source *s, int from,
                       const struct worker *w, size_t *taken) {
     struct ranges list, squares = {0};
     int failed = get_ranges(s, from, "owned", d->layout->count, &list) ||
                  param_layout_squares(d->layout, list.range, list.count, &squares);
-    for (int a = 0; a < ARRAYS && !failed; a++) {
+    const bool takes = !failed && owns_some(d, w, &list);
+    for (int a = 0; a < ARRAYS && takes && !failed; a++) {
         if (!array_rows[a].follows) continue;
         const struct ranges *of = ranges_of(s, from, a, &list, &squares);
         const char *values = of ? get_values(s, from, array_rows[a].saved, of) : NULL;
