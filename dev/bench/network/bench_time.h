@@ -31,17 +31,17 @@ static inline double bench_start(void) {
 }
 
 /* Ends a round: rank 0 prints how long it took, {"ms": 211.5}. Returns false on every rank if the
- * program has run for `seconds` since `opened` and should stop. Collective. */
+ * program has run for `seconds` since the last rank's `opened` and should stop. Collective. */
 static inline bool bench_stop(double begun, double opened, double seconds) {
-    double mine[2] = {begun, bench_now()}, last[2];
+    double mine[3] = {begun, bench_now(), opened}, last[3];
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Allreduce(mine, last, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Allreduce(mine, last, 3, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     if (rank == 0) {
         printf("{\"ms\": %.3f}\n", 1e3 * (last[1] - last[0]));
         fflush(stdout);
     }
-    return last[1] - opened < seconds;
+    return last[1] - last[2] < seconds;
 }
 
 /* CPU seconds of this process so far. */
