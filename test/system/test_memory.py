@@ -10,23 +10,20 @@ import time
 import pytest
 
 from priority import ahead
-from program import (PROGRAM, TIMEOUT, environment_of, events, launch, markov_files, planned_memory, run, succeed,
+from program import (TIMEOUT, environment_of, events, launch, markov_files, planned_memory, run, succeed,
                      write_tokens)
 
 pytestmark = pytest.mark.takes(35)
 
 VOCABULARY = 2048
+# Saves are slowed down, so that peaks() sees their copies.
+ENVIRONMENT = {"OMP_NUM_THREADS": "2", "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "30"}
 SMALL = ("--model=15M", "--batch=1", "--seq=128", "--steps=2")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 20_000, 2_000)
-
-
-def environment(threads=2):
-    # Saves are slowed down, so that peaks() sees their copies.
-    return environment_of({"OMP_NUM_THREADS": str(threads), "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "30"})
 
 
 def resident(process):
@@ -41,7 +38,7 @@ def resident(process):
 
 def peaks(command, ranks):
     """Runs a command. Returns the peak memory of each rank."""
-    running = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE,
+    running = subprocess.Popen(command, env=environment_of(ENVIRONMENT), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     most = {}
     end = time.monotonic() + TIMEOUT
@@ -59,7 +56,7 @@ def peaks(command, ranks):
 
 def planned(options, ranks=0):
     """The bytes that --dry-run counts for the run, including the program of each rank."""
-    done = succeed("--dry-run", f"--vocab-size={VOCABULARY}", *options, ranks=ranks, environment=environment())
+    done = succeed("--dry-run", f"--vocab-size={VOCABULARY}", *options, ranks=ranks, environment=ENVIRONMENT)
     (needed,) = re.findall(r"^  needed +([\d.]+) GB  (?:1 rank|2 ranks) on ", done.stdout, re.MULTILINE)
     (program,) = re.findall(r"^  program +([\d.]+) GB", done.stdout, re.MULTILINE)
     return 1e9 * (float(needed) + max(ranks, 1) * float(program))
@@ -177,50 +174,7 @@ def test_evaluation_and_text(data, tmp_path):
     refused(run("--eval", model, f"--val={data}/val.bin", "--memory=0.02"))
 
 
-# ---- a control group ----
-
-class Group:
-    """A control group of version 1 or 2, in which the test starts processes."""
-
-    def __init__(self, megabytes):
-        v1 = pathlib.Path("/sys/fs/cgroup/memory")
-        parent, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v1.parent, "memory.max")
-        self.path = parent / f"test_memory_{os.getpid()}"
-        try:
-            self.path.mkdir()
-            (self.path / limit).write_text(str(megabytes * 1_000_000))
-        except OSError as error:
-            if self.path.is_dir():
-                self.path.rmdir()
-            pytest.skip(f"no control group with a limit on memory can be made here: {error}")
-
-    def run(self, *arguments):
-        def enter():
-            (self.path / "cgroup.procs").write_text(str(os.getpid()))
-        return subprocess.run(launch(*arguments), env=environment(), text=True, capture_output=True,
-                              timeout=TIMEOUT, check=False, preexec_fn=enter)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.path.rmdir()
-
-
-def test_a_control_group_decides(data):
-    """If a control group has less memory than the run needs, the run is refused; if it is forced to go on,
-    it is killed. With a little more than it needs, it ends well."""
-    options = [*SMALL, "--model=42M", f"--train={data}/train.bin", "--device=cpu"]
-    megabytes = int(planned(options) / 1e6)
-    with Group(int(0.9 * megabytes)) as group:
-        refused(group.run(*options), "its 1 rank needs ", f"control group /{group.path.name} (at most ")
-        assert group.run(*options, "--memory=1000").returncode == -signal.SIGKILL
-    with Group(int(1.1 * megabytes)) as group:
-        done = group.run(*options)
-        assert done.returncode == 0, done.stderr
-
-
-# ---- control groups of this machine ----
+# ---- control groups ----
 
 @pytest.fixture(name="group")
 def control_group():
@@ -251,26 +205,32 @@ def control_group():
         folder.rmdir()
 
 
+def run_in(group, *arguments, **keywords):
+    done = run(*arguments, shell=group, **keywords)
+    if "cgroup.procs" in done.stderr:
+        pytest.skip(f"nothing may enter a control group here: {done.stderr.strip()}")
+    return done
+
+
+def test_a_control_group_decides(data, group):
+    """If a control group has less memory than the run needs, the run is refused; if it is forced to go on,
+    it is killed. With a little more than it needs, it ends well."""
+    options = [*SMALL, "--model=42M", f"--train={data}/train.bin", "--device=cpu"]
+    limits = [str(int(share * planned(options))) for share in (0.9, 1.1)]
+    little, enough = (group("memory", {2: {"memory.max": text}, 1: {"memory.limit_in_bytes": text}}) for text in limits)
+    done = run_in(little, *options, environment=ENVIRONMENT)
+    refused(done, "its 1 rank needs ")
+    assert re.search(r"and control group /train_llama2-\S+ \(at most 0\.\d+ GB\) has 0\.\d+ GB", done.stderr), done
+    assert run_in(little, *options, "--memory=1000", environment=ENVIRONMENT).returncode == -signal.SIGKILL
+    done = run_in(enough, *options, environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_group_that_may_use_one_processor(group, tmp_path):
     words = group("cpu", {2: {"cpu.max": "100000 100000"},
                           1: {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"}})
     write_tokens(tmp_path / "train.bin", [1, 2, 3, 4] * 100, 512)
-    given = {key: value for key, value in environment_of().items() if key != "OMP_NUM_THREADS"}
-    command = [*words, PROGRAM, "--model=260K", f"--train={tmp_path}/train.bin", "--steps=1", "--seq=16", "--batch=1",
-               f"--out={tmp_path}/out"]
-    done = subprocess.run(command, env=given, text=True, capture_output=True, timeout=TIMEOUT, check=False)
-    if "cgroup.procs" in done.stderr:
-        pytest.skip(f"nothing may enter a control group here: {done.stderr.strip()}")
+    done = run_in(words, "--model=260K", f"--train={tmp_path}/train.bin", "--steps=1", "--seq=16", "--batch=1",
+                  f"--out={tmp_path}/out", environment={"OMP_NUM_THREADS": None})
     assert done.returncode == 0, done.stderr
     assert events(tmp_path / "out" / "log.jsonl", "run")[0]["threads"] == 1
-
-
-def test_a_group_with_little_memory(group, tmp_path):
-    words = group("memory", {2: {"memory.max": "200000000"}, 1: {"memory.limit_in_bytes": "200000000"}})
-    write_tokens(tmp_path / "train.bin", [1, 2, 3, 4] * 1000, 32000)
-    command = [*words, PROGRAM, "--model=110M", f"--train={tmp_path}/train.bin", "--steps=1", "--seq=16", "--batch=1"]
-    done = subprocess.run(command, env=environment_of(), text=True, capture_output=True, timeout=TIMEOUT, check=False)
-    if "cgroup.procs" in done.stderr:
-        pytest.skip(f"nothing may enter a control group here: {done.stderr.strip()}")
-    assert done.returncode == 1, (done.stdout, done.stderr)
-    assert re.search(r"and control group /train_llama2-\S+ \(at most 0.20 GB\) has 0\.\d+ GB", done.stderr), done.stderr
