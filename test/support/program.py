@@ -7,6 +7,7 @@ import re
 import shlex
 import struct
 import subprocess
+import time
 
 import numpy as np
 
@@ -124,6 +125,21 @@ def read_log(path):
 
 def events(path, kind):
     return [event for event in read_log(path) if event["event"] == kind]
+
+
+def steps_done(out):
+    """The steps that a run with --out has logged so far."""
+    log = out / "log.jsonl"
+    return log.read_bytes().count(b'{"event":"step"') if log.exists() else 0
+
+
+def wait_for(condition, process, what):
+    """Waits until a condition holds. The process must live until then."""
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert process.poll() is None, f"ended before {what}: {process.communicate()}"
+        assert time.monotonic() < end, f"no {what}"
+        time.sleep(0.005)
 
 
 def write_tokens(path, tokens, vocabulary=0, magic=20240520, version=1, count=None):

@@ -6,9 +6,10 @@ import signal
 
 import pytest
 
-from program import ROOT, TIMEOUT, events, markov_tokens, run, small_model, succeed, write_tokens
-from test_resume import (VOCABULARY, checkpoint, children, data, one_line,  # pylint: disable=unused-import
-                         settings, start, steps_done, wait_for)
+from program import (ROOT, TIMEOUT, events, markov_tokens, run, small_model, steps_done, succeed, wait_for,
+                     write_tokens)
+from test_resume import (VOCABULARY, checkpoint, data, one_line,  # pylint: disable=unused-import
+                         settings, start)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(20)]
 

@@ -3,11 +3,10 @@ import os
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
-from program import ROOT, TIMEOUT, events, read_log, run, succeed
+from program import ROOT, TIMEOUT, events, read_log, run, succeed, wait_for
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import one_line, start
 
@@ -23,10 +22,7 @@ def steps_recorded(path):
 
 
 def await_step(running, record, step):
-    end = time.monotonic() + TIMEOUT
-    while steps_recorded(record)[0] < step:
-        assert running.poll() is None and time.monotonic() < end, running.communicate()
-        time.sleep(0.02)
+    wait_for(lambda: steps_recorded(record)[0] >= step, running, f"step {step}")
 
 
 def replay(tmp_path, data, out, **changes):

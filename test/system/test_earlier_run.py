@@ -2,11 +2,10 @@
 import hashlib
 import signal
 import socket
-import time
 
 import pytest
 
-from program import TIMEOUT, events, markov_files, run, start, succeed
+from program import events, markov_files, run, start, succeed, wait_for
 
 pytestmark = pytest.mark.spread
 
@@ -162,10 +161,7 @@ def test_two_runs_do_not_share_a_folder(data, tmp_path):
     """The second run is refused as long as the first lives. A killed one keeps no lock."""
     first = start(*line(data, f"--out={tmp_path}", "--steps=1000000"))
     try:
-        end = time.monotonic() + TIMEOUT
-        while not list(tmp_path.glob("checkpoint-*/trainer.json")):
-            assert first.poll() is None and time.monotonic() < end
-            time.sleep(0.02)
+        wait_for(lambda: list(tmp_path.glob("checkpoint-*/trainer.json")), first, "checkpoint")
         first.send_signal(signal.SIGSTOP)  # else it may remove a checkpoint that is being read
         for ranks in (0, 2):
             done = run(*line(data, f"--out={tmp_path}", "--resume=auto"), ranks=ranks)

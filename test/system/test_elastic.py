@@ -13,7 +13,8 @@ import time
 import pytest
 
 from etcd import Etcd, free_port
-from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, preloaded, read_log, run, start, succeed
+from program import (PROGRAM, ROOT, TIMEOUT, environment_of, events, preloaded, read_log, run, start, succeed,
+                     wait_for)
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import one_line
 
@@ -635,8 +636,7 @@ def test_a_run_whose_last_step_is_not_saved_is_not_complete(data, tmp_path, etcd
     out = tmp_path / "out"
     process = start(*settings(data, out, meet=etcd.url(tmp_path.name), workers=None, val=None, steps=500,
                               save_every=400))
-    while not (out / "log.jsonl").exists() and process.poll() is None:
-        time.sleep(0.01)
+    wait_for((out / "log.jsonl").exists, process, "log")
     (out / "checkpoint-00000500").write_text("in the way of the last checkpoint", encoding="utf-8")
     _, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1, stderr

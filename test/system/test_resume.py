@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import program
-from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens,
-                     read_log, run, succeed, tensors, write_tokens)
+from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens, read_log, run, steps_done, succeed,
+                     tensors, wait_for, write_tokens)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(150)]
 
@@ -402,21 +402,9 @@ def test_the_newest_are_kept(data, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
-def wait_for(condition, process, what):
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert process.poll() is None, f"ended before {what}: {process.communicate()}"
-        assert time.monotonic() < end, f"no {what}"
-        time.sleep(0.005)
-
-
 def start(*arguments, ranks=0, pause=0):
     return program.start(*arguments, ranks=ranks, environment={PAUSE: str(pause)} if pause else {})
 
-
-def steps_done(out):
-    log = out / "log.jsonl"
-    return log.read_bytes().count(b'{"event":"step"') if log.exists() else 0
 
 
 def test_training_does_not_wait_for_the_disk(data, tmp_path):

@@ -8,9 +8,10 @@ import subprocess
 
 import pytest
 
-from program import TIMEOUT, environment_of, events, handler, launch, markov_tokens, succeed, write_tokens
+from program import (TIMEOUT, environment_of, events, handler, launch, markov_tokens, steps_done, succeed, wait_for,
+                     write_tokens)
 from test_resume import (VOCABULARY, checkpoint, checkpoints, children, data,  # pylint: disable=unused-import
-                         numbers, settings, start, state, steps_done, wait_for)
+                         numbers, settings, start, state)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(30)]
 

@@ -182,7 +182,7 @@ def test_nothing_is_left_if_the_script_is_killed(script):
 def test_the_etcd_of_another_job_is_not_taken(script):
     """Another job's etcd listens at the port that this script tries first."""
     seed = script.folder / "seed"
-    seed.write_text("RANDOM=42\n", encoding="utf-8")
+    seed.write_text(f"RANDOM={os.getpid()}\n", encoding="utf-8")  # another one for each process that runs tests
     port = int(subprocess.run(["bash", "-c", f". {seed}; echo $((20000 + RANDOM % 12000))"],
                               text=True, capture_output=True, check=True).stdout)
     other = Etcd(script.folder / "other", port=port)

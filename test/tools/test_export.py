@@ -5,12 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
 from packages import environment_with
-from program import ROOT, TIMEOUT, markov_files, read_log, succeed
+from program import ROOT, TIMEOUT, markov_files, read_log, succeed, wait_for
 
 SCRIPT = ROOT / "scripts" / "export.py"
 READER = """
@@ -88,7 +87,7 @@ def test_tensorboard_follows_a_run(tensorboard, tmp_path):
     log.write_text(json.dumps({"event": "run", "options": {"steps": 4}}) + "\n" + step(0, 5.0) + step(1, 4.0)[:20])
     with subprocess.Popen([sys.executable, SCRIPT, tmp_path, "--tensorboard", tmp_path / "tb", "--follow"],
                           env=tensorboard) as process:
-        time.sleep(0.2)
+        wait_for(lambda: [path for path in (tmp_path / "tb").glob("*") if path.stat().st_size > 0], process, "event")
         with open(log, "a", encoding="utf-8") as file:
             file.write(step(1, 4.0)[20:] + step(1, 4.0) + step(2, 3.0)
                        + '{"event": "sample", "step": 3, "text": "Once ü"}\n{"event": "end", "status": "complete"}\n')
