@@ -116,9 +116,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
         settings->weighted_sum_bf16 ? settings->weighted_sum_bf16 : ln_weighted_sum_bf16_plain;
 
     char why[256];
-    struct lossynet_loss_settings loss = settings->loss;
-    loss.workers = settings->workers;
-    lossynet_status status = ln_loss_open(&comm->loss, &loss, why, sizeof why);
+    lossynet_status status =
+        ln_loss_open(&comm->loss, &settings->loss, settings->workers, why, sizeof why);
     if (status) return ln_fail(status, "%s", why);
     status = ln_partition_open(&comm->partition, settings->workers,
                                settings->group > 1 ? settings->group : 1, settings->buckets,

@@ -331,7 +331,6 @@ void lossynet_options_apply(const struct lossynet_options *o, int ranks,
         .model = o->loss_model,
         .seed = o->loss_seed < 0 ? 1 : (uint64_t)o->loss_seed,
         .at = o->loss_at,
-        .workers = s->workers,
     };
     s->estimator = (lossynet_estimator)o->estimator;
     s->lead = o->lead == LOSSYNET_LEAD_AUTO;

@@ -191,7 +191,7 @@ static lossynet_status check_all(const struct lossynet_world *world,
     struct ln_at rounds = {0};
     lossynet_status status = ln_settings_check(world, settings);
     if (status) return status;
-    status = ln_loss_open(&loss, &settings->loss, why, sizeof why);
+    status = ln_loss_open(&loss, &settings->loss, settings->workers, why, sizeof why);
     if (status) return ln_fail(status, "%s", why);
     status = ln_repair_at_parse(&rounds, settings, why, sizeof why);
     if (status) ln_log("%s", why);

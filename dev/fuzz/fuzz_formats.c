@@ -250,7 +250,7 @@ static void read_trace(void) {
     static uint8_t arrived[10000]; /* more than room is taken for at once */
     snprintf(model, sizeof model, "trace:%s", input.path);
     const struct lossynet_loss_settings settings = {.rate = {0.5, 0.5}, .model = model, .seed = 1};
-    if (ln_loss_open(&loss, &settings, why, sizeof why)) return;
+    if (ln_loss_open(&loss, &settings, 2, why, sizeof why)) return;
     for (uint64_t step = 0; step < 3; step++)
         ln_loss_mask(&loss, LOSSYNET_GRADIENT, step, 0, 1, sizeof arrived, NULL, arrived);
     ln_loss_close(&loss);

@@ -96,7 +96,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
                                        int workers, int ranks, bool on_device) {
     struct lossynet_settings s;
     lossynet_options_apply(&o->net, ranks_at_most(o, ranks), &s);
-    s.workers = s.loss.workers = workers;
+    s.workers = workers;
     s.loss.steps = (uint64_t)o->steps;
     s.group = comm_group(o);
     s.buckets = l->buckets;

@@ -81,11 +81,10 @@ int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phas
     const double p = settings->loss.rate[phase], budget = settings->retransmission_budget;
     const int groups = settings->workers / (settings->group > 1 ? settings->group : 1);
     int rounds = settings->retransmission_rounds[phase];
-    struct lossynet_loss_settings injected = settings->loss;
     struct ln_loss loss;
     char why[256];
-    injected.workers = settings->workers;
-    if (ln_loss_open(&loss, &injected, why, sizeof why)) loss = (struct ln_loss){0};
+    if (ln_loss_open(&loss, &settings->loss, settings->workers, why, sizeof why))
+        loss = (struct ln_loss){0};
     if (rounds == LOSSYNET_ROUNDS_MEASURED)
         rounds = rounds_with(&loss, groups, phase, p, budget, settings->error_feedback);
     if (loss.model == LOSS_OUTAGE)

@@ -111,7 +111,6 @@ struct lossynet_loss_settings {
      * parts (loss/at.c). Commas separate several entries; the last one that stands for a packet counts. Not
      * with "trace". NULL or "none": none */
     const char *at;
-    int workers;    /* how many there are, for `at` and "replay"; lossynet_open sets it */
     uint64_t steps; /* how many the run makes, for "replay"; 0: not known */
 };
 

@@ -72,7 +72,7 @@ struct ln_loss {
 
 /* On failure `why` gets one line that names the setting and says what was expected. */
 lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
-                             char *why, size_t why_size);
+                             int workers, char *why, size_t why_size);
 void ln_loss_close(struct ln_loss *loss);
 
 /* Sets arrived[k] to 1 or 0 for the n packets that `sender` sends to `receiver` in this phase and

@@ -365,8 +365,8 @@ static lossynet_status at_parse(struct ln_loss *loss, const char *text, int work
 }
 
 static lossynet_status model_parse(struct ln_loss *loss,
-                                   const struct lossynet_loss_settings *settings, char *why,
-                                   size_t why_size) {
+                                   const struct lossynet_loss_settings *settings, int workers,
+                                   char *why, size_t why_size) {
     const char *model = settings->model ? settings->model : "bernoulli";
     if (strcmp(model, "bernoulli") == 0) return LOSSYNET_OK;
     if (strncmp(model, "burst:", 6) == 0) {
@@ -383,8 +383,8 @@ static lossynet_status model_parse(struct ln_loss *loss,
     }
     if (strncmp(model, "replay:", 7) == 0) {
         loss->model = LOSS_REPLAY;
-        return ln_loss_replay_open(model + 7, settings->workers, settings->steps, &loss->replay,
-                                   why, why_size);
+        return ln_loss_replay_open(model + 7, workers, settings->steps, &loss->replay, why,
+                                   why_size);
     }
     snprintf(why, why_size,
              "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS "
@@ -395,7 +395,7 @@ static lossynet_status model_parse(struct ln_loss *loss,
 
 /* *setting: the one that is wrong, if one is. */
 static lossynet_status parse(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
-                             const char **setting, char *why, size_t why_size) {
+                             int workers, const char **setting, char *why, size_t why_size) {
     *setting = "loss-model";
     for (int phase = 0; phase < 2; phase++) {
         loss->rate[phase] = settings->rate[phase];
@@ -405,18 +405,18 @@ static lossynet_status parse(struct ln_loss *loss, const struct lossynet_loss_se
         return LOSSYNET_INVALID;
     }
     const char *at = settings->at;
-    lossynet_status status = model_parse(loss, settings, why, why_size);
+    lossynet_status status = model_parse(loss, settings, workers, why, why_size);
     if (status || !at || strcmp(at, "none") == 0) return status;
     *setting = "loss-at";
-    return at_parse(loss, at, settings->workers, why, why_size);
+    return at_parse(loss, at, workers, why, why_size);
 }
 
 lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
-                             char *why, size_t why_size) {
+                             int workers, char *why, size_t why_size) {
     char wrong[480];
     const char *setting;
     *loss = (struct ln_loss){.seed = settings->seed, .paths = 1};
-    const lossynet_status status = parse(loss, settings, &setting, wrong, sizeof wrong);
+    const lossynet_status status = parse(loss, settings, workers, &setting, wrong, sizeof wrong);
     if (!status) return LOSSYNET_OK;
     snprintf(why, why_size, "%s: %s", setting, wrong);
     ln_loss_close(loss);

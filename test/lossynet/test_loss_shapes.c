@@ -7,10 +7,10 @@
 static struct ln_loss open_loss(double gradient, double parameter, const char *model,
                                 const char *at) {
     struct lossynet_loss_settings settings = {
-        .rate = {gradient, parameter}, .model = model, .seed = 5, .at = at, .workers = 8};
+        .rate = {gradient, parameter}, .model = model, .seed = 5, .at = at};
     struct ln_loss loss;
     char why[256] = "";
-    if (ln_loss_open(&loss, &settings, why, sizeof why)) fail_msg("%s", why);
+    if (ln_loss_open(&loss, &settings, 8, why, sizeof why)) fail_msg("%s", why);
     return loss;
 }
 
@@ -447,7 +447,9 @@ static void test_names_that_no_tensor_has(void **state) {
         if (!strstr(said, wrong[i].says)) fail_msg("\"%s\" lacks \"%s\"", said, wrong[i].says);
         assert_int_equal(lossynet_open(&world, &s, &comm), LOSSYNET_INVALID);
     }
-    struct lossynet_settings s = settings_of_parts(buckets, "a=0.5", NULL);
+    struct lossynet_settings s = settings_of_parts(buckets, "1=0.5,1-2=1", NULL);
+    assert_int_equal(lossynet_check(&world, &s), LOSSYNET_OK);
+    s = settings_of_parts(buckets, "a=0.5", NULL);
     s.tensors = NULL, s.tensor_count = 0;
     s.log = hear;
     assert_int_equal(lossynet_check(&world, &s), LOSSYNET_OK); /* names are not known yet */
@@ -551,7 +553,7 @@ static void test_check(void **state) {
     char why[256];
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct lossynet_loss_settings settings = {
-            .rate = {wrong[i].rate, 0}, .model = wrong[i].model, .at = wrong[i].at, .workers = 8};
+            .rate = {wrong[i].rate, 0}, .model = wrong[i].model, .at = wrong[i].at};
         why[0] = 0;
         assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
         if (!strstr(why, wrong[i].says) || strchr(why, '\n'))

@@ -94,7 +94,7 @@ static struct ln_loss open_loss(double p, const char *model, uint64_t seed) {
     struct lossynet_loss_settings settings = {.rate = {p, p}, .model = model, .seed = seed};
     struct ln_loss loss;
     char why[256] = "";
-    if (ln_loss_open(&loss, &settings, why, sizeof why)) fail_msg("%s", why);
+    if (ln_loss_open(&loss, &settings, 2, why, sizeof why)) fail_msg("%s", why);
     return loss;
 }
 
@@ -276,7 +276,7 @@ static void test_trace(void **state) {
     struct lossynet_loss_settings settings = {.rate = {0, 0.1}, .model = model};
     char why[256];
     assert_int_equal(loss_check(&settings, why, sizeof why), LOSSYNET_OK);
-    assert_int_equal(ln_loss_open(&loss, &settings, why, sizeof why), LOSSYNET_OK);
+    assert_int_equal(ln_loss_open(&loss, &settings, 2, why, sizeof why), LOSSYNET_OK);
     ln_loss_mask(&loss, LOSSYNET_GRADIENT, 0, 0, 1, 100, NULL, mask_a); /* rate 0 */
     assert_true(lost(mask_a, 100) == 0);
     ln_loss_mask(&loss, LOSSYNET_PARAMETER, 0, 0, 1, 100, NULL, mask_a);

@@ -384,7 +384,7 @@ static inline int owner_of(const struct lossynet_comm *comm, size_t element) {
 static inline lossynet_status loss_check(const struct lossynet_loss_settings *settings, char *why,
                                          size_t why_size) {
     struct ln_loss loss;
-    const lossynet_status status = ln_loss_open(&loss, settings, why, why_size);
+    const lossynet_status status = ln_loss_open(&loss, settings, 8, why, why_size);
     ln_loss_close(&loss);
     return status;
 }
