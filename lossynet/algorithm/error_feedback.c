@@ -25,6 +25,8 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
+static const double LEAST_WEIGHT = 1e-20; /* of a gradient, for its age to count */
+
 void ln_feedback_open(struct lossynet_comm *comm) {
     size_t local = (size_t)comm->workers.local;
     COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
@@ -97,10 +99,11 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
 }
 
 /* Sum over the gradients in a residual of this mass: the age of each times its weight. A gradient
- * that was lost i times is i steps old and has the weight share^i. */
+ * that was lost i times is i steps old and has the weight share^i. A mass is a rounded sum of weights,
+ * which smaller and smaller weights may never add up to: the least ones are left out. */
 static double late_by(double mass, double share) {
     double late = 0, weight = 1;
-    for (int lost = 1; mass > weight / 2; lost++) {
+    for (int lost = 1; mass > weight / 2 && weight > LEAST_WEIGHT; lost++) {
         mass -= weight;
         weight *= share;
         late += lost * weight;

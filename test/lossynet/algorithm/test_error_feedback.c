@@ -183,6 +183,26 @@ static void test_state(void **state) {
     }
 }
 
+/* How late gradients are is found after many losses in a row, too. With half of each carried their mass is then
+ * rounded to 2, which the weights 1, 1/2, 1/4 ... never add up to. */
+static void test_age_after_many_losses(void **state) {
+    (void)state;
+    struct lossynet_settings settings = feedback_settings(1, LOSSYNET_MEAN);
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(WORKERS, ELEMENTS);
+    lossynet_error_feedback_share(comm, 0.5);
+    for (uint64_t step = 0; step < 31; step++) {
+        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(comm, x, step == 30), LOSSYNET_OK);
+    }
+    for (int v = 0; v < WORKERS; v++) { /* 3 of 4 senders: 1 and half of 2; the ages add up to 2 */
+        const double packets = (double)ln_partition_owner_packets(&comm->partition, v);
+        assert_close(comm->feedback.late[v].late / packets, 3 * 2 / (1 + 3 * 2.0), 1e-5);
+    }
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
@@ -195,8 +215,8 @@ static void test_refusals(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference),   cmocka_unit_test(test_nothing_is_lost),
-        cmocka_unit_test(test_long_outage), cmocka_unit_test(test_state),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_long_outage), cmocka_unit_test(test_age_after_many_losses),
+        cmocka_unit_test(test_state),       cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("lost gradients, later", tests, NULL, NULL);
 }
