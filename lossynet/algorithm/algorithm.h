@@ -465,7 +465,7 @@ struct ln_ages { /* one worker's; its own packets do not count */
     struct ln_total first[2];      /* of this step, before rounds of retransmission (rounds.c) */
     struct lossynet_lateness late; /* of the gradients in its averages */
     uint32_t largest;
-    uint32_t aged[LOSSYNET_RING + 1]; /* packets of age 0, 1, ...; the last: this age or more */
+    uint64_t aged[LOSSYNET_RING + 1]; /* packets of age 0, 1, ...; the last: this age or more */
 };
 
 /* Values of the sample in this call and in the last one, and their last changes. */

@@ -445,7 +445,7 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
         for (int owner = 0; owner < comm->workers.count; owner++)
             if (owner != worker && ln_is_partner(&comm->partition, worker, owner))
                 a.packets += ln_partition_owner_packets(&comm->partition, owner);
-        a.aged[0] -= (uint32_t)(packets - a.packets); /* packets that the worker does not receive */
+        a.aged[0] -= packets - a.packets; /* packets that the worker does not receive */
         mine[v] = a;
     }
     return lossynet_all_gather_later(comm, mine, comm->drift.all_ages, sizeof *mine);

@@ -254,6 +254,31 @@ static void test_nothing_arrives(void **state) {
     assert_true(a.lead >= 0 && a.lead <= 16 + 1e-9);
 }
 
+/* Workers have more than 2^32 packets together: 1,024 of them with 70B elements in packets of 1,400 have
+ * 51 billion. */
+static void test_many_packets(void **state) {
+    (void)state;
+    const size_t elements = ELEMENTS;
+    struct lossynet_settings settings = simple_settings(4, &elements, 1, 0);
+    settings.lead = true;
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(4, elements);
+    struct lossynet_drift drift;
+    assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
+    assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
+    assert_int_equal(ln_drift_begin(comm, x), LOSSYNET_OK);
+    const uint64_t packets = 1500 * 1000 * 1000, late = packets / 10;
+    for (int w = 0; w < 4; w++)
+        comm->drift.all_ages[w] = (struct ln_ages){
+            .packets = packets, .sum = late, .largest = 1, .aged = {packets - late, late}};
+    ln_drift_end(comm, &drift);
+    assert_close(drift.age_share[0], 0.9, 1e-12);
+    assert_close(drift.age_share[1], 0.1, 1e-12);
+    assert_close(drift.mean_age, 0.1, 1e-12);
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lag_of_fixed_leads),
@@ -264,6 +289,7 @@ int main(void) {
         cmocka_unit_test(test_nothing_lost_leads_nowhere),
         cmocka_unit_test(test_without_samples),
         cmocka_unit_test(test_nothing_arrives),
+        cmocka_unit_test(test_many_packets),
     };
     omp_set_num_threads(1); /* the steps are many and small: two would mostly wait for each other */
     return cmocka_run_group_tests(tests, NULL, NULL);
