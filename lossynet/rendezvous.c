@@ -348,7 +348,6 @@ static lossynet_status hear(struct rendezvous *r, int listener, double wait) {
  * 0. */
 static int find_ended(const struct rendezvous *r, const struct lossynet_meeting *m) {
     int found = 0;
-    if (!m->missing) return 0;
     for (int rank = 0; rank < r->ranks; rank++) m->missing[rank] = r->peer[rank] >= 0;
     m->find_ended(m->context, m->missing);
     for (int rank = 0; rank < r->ranks; rank++) {
@@ -362,7 +361,7 @@ static int find_ended(const struct rendezvous *r, const struct lossynet_meeting 
 static lossynet_status gather(struct rendezvous *r, int listener,
                               const struct lossynet_meeting *m) {
     const double end = ln_now() + m->seconds;
-    double ask = m->find_ended && m->missing ? ln_now() + ENDED_SECONDS : end;
+    double ask = m->find_ended && m->missing ? ln_now() + ENDED_SECONDS : INFINITY;
     lossynet_status status = LOSSYNET_OK;
     for (int missing = r->ranks - 1; missing > 0 && status == LOSSYNET_OK;) {
         double left = end - ln_now();

@@ -363,6 +363,26 @@ static int listen_anywhere(void) {
     return listener;
 }
 
+/* The time of a meeting may be over at any moment: rank 0, which nobody has told how to find out who has ended,
+ * does not ask that then. */
+static void a_meeting_may_be_over_at_any_moment(void **state) {
+    (void)state;
+    const int listener = listen_anywhere();
+    bool missing[2];
+    for (int i = 0; i < 4000; i++) {
+        struct lossynet_world world;
+        const struct lossynet_meeting meeting = {.address = address,
+                                                 .listener = listener,
+                                                 .ranks = 2,
+                                                 .seconds = (10 + i % 200) * 1e-9,
+                                                 .missing = missing};
+        messages[0] = '\0';
+        assert_int_equal(lossynet_rendezvous_meet(&meeting, &world), LOSSYNET_LINK);
+        assert_true(missing[1] && !missing[0]);
+    }
+    close(listener);
+}
+
 static int connect_silently(void) {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
@@ -578,6 +598,7 @@ int main(void) {
         cmocka_unit_test_setup(meetings_do_not_mix, begin),
         cmocka_unit_test_setup(who_does_not_come_is_named, begin),
         cmocka_unit_test_setup(who_has_ended_is_not_waited_for, begin),
+        cmocka_unit_test_setup(a_meeting_may_be_over_at_any_moment, begin),
         cmocka_unit_test_setup(connections_that_say_nothing_hold_up_nobody, begin),
         cmocka_unit_test_setup(who_is_not_heard_in_time_is_asked_to_come_again, begin),
         cmocka_unit_test_setup(a_rank_0_that_hangs_is_missed, begin),
