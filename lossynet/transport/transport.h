@@ -214,7 +214,6 @@ bool ln_transport_has_failed(struct ln_transport *t, bool *missing);
 /* DATA that this rank sent on for others since open, by phase: second hops (detour.c). */
 struct ln_relayed {
     uint64_t packets[2], bytes[2]; /* bytes: payload */
-    uint64_t ignored;              /* what else was sent on, and TEST datagrams */
 };
 
 /* Counts what happened in the network since open, in events[LOSSYNET_EVENTS]. LOSSYNET_PACE is

@@ -85,63 +85,69 @@ static int rank_of(const struct ln_transport *t, const struct wire_header *h, in
     return h->type == WIRE_DATA ? who / t->shape.local : who;
 }
 
+/* Counts a datagram that is not handled. */
+static bool refuse(uint64_t *counter) {
+    ++*counter;
+    return false;
+}
+
 /* Sends on a datagram for another rank, which its sender has sent us (detour.c). It is sealed for
  * its receiver. Only a peer's own datagrams are sent on, and only directly, so that none goes in a
- * circle. Returns the counter for it. */
-static uint64_t *send_on(struct ln_transport *t, int peer, int to, const struct wire_header *h,
-                         uint8_t *datagram) {
+ * circle. */
+static bool send_on(struct ln_transport *t, int peer, int to, const struct wire_header *h,
+                    uint8_t *datagram) {
     if (rank_of(t, h, h->sender) != peer || to == peer || to >= t->world.ranks || t->failed)
-        return t->session.secure ? &t->receiver.rejected.corrupt : &t->receiver.rejected.invalid;
+        return refuse(t->session.secure ? &t->receiver.rejected.corrupt
+                                        : &t->receiver.rejected.invalid);
     struct ln_datagram d = {.payload = datagram + WIRE_HEADER_BYTES,
                             .length = h->length,
                             .bulk = h->type == WIRE_DATA,
                             .path = t->peers[to].detour.way == WAY_OTHER_PATH};
     memcpy(d.header, datagram, sizeof d.header);
     if (t->link->send(t->link, to, &d, 1) != LOSSYNET_OK && !t->failed) t->failed = LOSSYNET_LINK;
-    if (!d.bulk) return &t->receiver.relayed.ignored;
-    t->receiver.relayed.bytes[h->kind & 1] += h->length;
-    return &t->receiver.relayed.packets[h->kind & 1];
+    t->receiver.relayed.packets[h->kind & 1] += d.bulk;
+    t->receiver.relayed.bytes[h->kind & 1] += d.bulk ? h->length : 0;
+    return false;
 }
 
-/* Returns the counter of the first error in a datagram, or NULL if rank *from of this run has sent
- * it to us. */
-static uint64_t *reject(struct ln_transport *t, int peer, int *from, struct wire_header *h,
-                        uint8_t *datagram, size_t bytes) {
+/* Returns whether rank *from of this run has sent a datagram to us. If not, counts its first error, or
+ * sends it on. */
+static bool is_ours(struct ln_transport *t, int peer, int *from, struct wire_header *h,
+                    uint8_t *datagram, size_t bytes) {
     struct ln_session *session = &t->session;
     struct ln_rejected *rejected = &t->receiver.rejected;
-    if (bytes < WIRE_HEADER_BYTES) return &rejected->truncated;
+    if (bytes < WIRE_HEADER_BYTES) return refuse(&rejected->truncated);
     wire_decode(h, datagram, bytes);
     if (h->magic != WIRE_MAGIC || peer < 0 || peer >= t->world.ranks || peer == t->world.rank)
-        return &rejected->foreign;
-    if (h->version != WIRE_VERSION) return &rejected->version;
-    if (h->run != (uint32_t)session->id) return &rejected->foreign;
-    if (h->type == WIRE_TEST) return &t->receiver.relayed.ignored;
+        return refuse(&rejected->foreign);
+    if (h->version != WIRE_VERSION) return refuse(&rejected->version);
+    if (h->run != (uint32_t)session->id) return refuse(&rejected->foreign);
+    if (h->type == WIRE_TEST) return false;
     const int to = rank_of(t, h, h->receiver);
     *from = rank_of(t, h, h->sender);
     const bool strange = *from >= t->world.ranks || *from == t->world.rank;
     if (t->link->features.reliable && (*from != peer || to != t->world.rank))
-        return &rejected->invalid;
+        return refuse(&rejected->invalid);
     if (session->secure && to == t->world.rank && !strange) {
         ln_secure_verdict verdict = ln_secure_open_datagram(
             session->secure, *from, datagram, datagram + WIRE_HEADER_BYTES, h->length);
-        if (verdict == LOSSYNET_SECURE_FORGED) return &rejected->corrupt;
-        if (verdict == LOSSYNET_SECURE_REPLAYED) return &rejected->duplicate;
+        if (verdict == LOSSYNET_SECURE_FORGED) return refuse(&rejected->corrupt);
+        if (verdict == LOSSYNET_SECURE_REPLAYED) return refuse(&rejected->duplicate);
         h->length -= LOSSYNET_SECURE_BYTES;
     } else if (!session->secure && !is_intact(t, h, datagram, bytes)) {
-        return &rejected->corrupt;
+        return refuse(&rejected->corrupt);
     }
-    if (session->secure && strange) return &rejected->corrupt;
+    if (session->secure && strange) return refuse(&rejected->corrupt);
     if (h->type == 0 || h->type >= WIRE_TYPES || h->kind >= WIRE_KINDS || strange)
-        return &rejected->invalid;
-    return to == t->world.rank ? NULL : send_on(t, peer, to, h, datagram);
+        return refuse(&rejected->invalid);
+    return to == t->world.rank || send_on(t, peer, to, h, datagram);
 }
 
 bool ln_session_verify(struct ln_transport *t, int *peer, int *way, struct wire_header *h,
                        uint8_t *datagram, size_t bytes) {
     int from = *peer;
-    uint64_t *wrong = reject(t, *peer, &from, h, datagram, bytes);
+    const bool ours = is_ours(t, *peer, &from, h, datagram, bytes);
     *way = from != *peer ? WAY_BY + *peer : t->session.path ? WAY_OTHER_PATH : WAY_DIRECT;
     *peer = from;
-    if (wrong) ++*wrong;
-    return !wrong;
+    return ours;
 }
