@@ -651,9 +651,11 @@ static void test_forged_abort(void **state) {
 }
 
 /* A relay sends on directly what a peer itself has sent, even if its own datagrams go another way:
- * that may be out of date, and the sender finds out what arrives. */
+ * that may be out of date, and the sender finds out what arrives. It sends nothing on that is larger than
+ * the datagrams of this run. */
 static void test_a_relay(void **state) {
     (void)state;
+    fake.room = 64;
     struct lossynet_comm *comm = open_four();
     struct ln_transport *t = comm->transport;
     struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
@@ -667,6 +669,11 @@ static void test_a_relay(void **state) {
         assert_int_equal(t->receiver.relayed.packets[LOSSYNET_GRADIENT], 1);
         assert_int_equal(t->receiver.rejected.invalid, sender != 1);
     }
+    h.sender = 1;
+    feed(comm, h, 68);
+    assert_int_equal(t->receiver.relayed.packets[LOSSYNET_GRADIENT], 1);
+    assert_int_equal(t->receiver.rejected.invalid, 2);
+    fake.room = 0;
     ln_threads_enter(t);
     t->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
     ln_threads_leave(t);

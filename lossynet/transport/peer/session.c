@@ -93,10 +93,11 @@ static bool refuse(uint64_t *counter) {
 
 /* Sends on a datagram for another rank, which its sender has sent us (detour.c). It is sealed for
  * its receiver. Only a peer's own datagrams are sent on, and only directly, so that none goes in a
- * circle. */
+ * circle; and none that is larger than those of this run, which a link need not take. */
 static bool send_on(struct ln_transport *t, int peer, int to, const struct wire_header *h,
                     uint8_t *datagram) {
-    if (rank_of(t, h, h->sender) != peer || to == peer || to >= t->world.ranks || t->failed)
+    if (rank_of(t, h, h->sender) != peer || to == peer || to >= t->world.ranks ||
+        h->length > t->session.payload_most || t->failed)
         return refuse(t->session.secure ? &t->receiver.rejected.corrupt
                                         : &t->receiver.rejected.invalid);
     struct ln_datagram d = {.payload = datagram + WIRE_HEADER_BYTES,
