@@ -89,8 +89,8 @@ static lossynet_status put(struct probe *p, int peer, int kind, uint32_t first, 
                                       .receiver = (uint16_t)peer,
                                       .packet = p->next,
                                       .sequence = first + (uint32_t)i};
-        batch[i].payload = p->payload;
-        batch[i].length = kind ? 0 : p->payload_bytes;
+        batch[i] =
+            (struct ln_datagram){.payload = p->payload, .length = kind ? 0 : p->payload_bytes};
         wire_encode(batch[i].header, &h);
     }
     return p->link->send(p->link, peer, batch, count);

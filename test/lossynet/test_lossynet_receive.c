@@ -680,6 +680,36 @@ static void test_a_relay(void **state) {
     lossynet_close(comm);
 }
 
+/* The header is the first part of a datagram. */
+static void only_the_first_path(int peer, const uint8_t *header) {
+    const struct ln_datagram *d = (const struct ln_datagram *)(const void *)header;
+    assert_int_equal(peer, 1);
+    assert_int_equal(d->path, 0);
+    assert_int_equal(d->bulk, false);
+}
+
+/* What earlier calls left on the stack. */
+static void __attribute__((noinline)) leave_traces(void) {
+    volatile uint8_t traces[1 << 16];
+    for (size_t i = 0; i < sizeof traces; i++) traces[i] = 1;
+}
+
+/* Before a run a rank looks at the network with datagrams of the first path and the default class. */
+static void test_a_look_at_the_network(void **state) {
+    (void)state;
+    const struct ln_transport_settings settings = {.world = {.rank = 0, .ranks = 2}};
+    const int node[2] = {0, 1};
+    struct lossynet_path path[4];
+    const char *name;
+    fake.hear = only_the_first_path;
+    leave_traces();
+    assert_int_equal(
+        ln_transport_probe(&settings, fake_open, fake_exchange, NULL, node, 0.01, path, &name),
+        LOSSYNET_OK);
+    assert_string_equal(name, "test");
+    assert_true(path[1].sent > 0);
+}
+
 /* A link whose queue strangers keep full does not hide that a peer is silent. */
 static void test_a_flood(void **state) {
     (void)state;
@@ -768,6 +798,7 @@ int main(void) {
         cmocka_unit_test(test_owed_message),
         cmocka_unit_test(test_a_repeated_fragment),
         cmocka_unit_test(test_a_relay),
+        cmocka_unit_test(test_a_look_at_the_network),
         cmocka_unit_test(test_a_flood),
         cmocka_unit_test(test_default_packets),
         cmocka_unit_test(test_forged_abort),
