@@ -289,16 +289,21 @@ static void test_socket(void **state) {
     struct udp_interface lo;
     assert_int_equal(udp_choose("lo", true, &lo), LOSSYNET_OK);
     send_to_itself(&lo.address);
-    struct udp_address six = {.v6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT}};
-    int fd = socket(AF_INET6, SOCK_DGRAM, 0);
-    if (fd >= 0 && bind(fd, &six.any, sizeof six.v6) == 0) send_to_itself(&six);
-    if (fd >= 0) close(fd);
     capture_begin();
     lossynet_status status = udp_choose("nosuch0", true, &lo);
     char expected[100] = "an IP address on ";
     gethostname(expected + strlen(expected), 65);
     assert_message(capture_end(), expected);
     assert_int_equal(status, LOSSYNET_LINK);
+}
+
+static void test_socket_over_ipv6(void **state) {
+    (void)state;
+    struct udp_address six = {.v6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT}};
+    int fd = socket(AF_INET6, SOCK_DGRAM, 0), refused = bind(fd, &six.any, sizeof six.v6);
+    if (fd >= 0) close(fd);
+    if (refused) skip(); /* no IPv6 here */
+    send_to_itself(&six);
 }
 
 /* Pacing lets a burst through at once and the rest at its rate. */
@@ -507,23 +512,15 @@ static void test_late_rank(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits_rounded),
-        cmocka_unit_test(test_checksum),
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_same_bits_of_bf16),
-        cmocka_unit_test(test_rough_network),
-        cmocka_unit_test(test_each_control_datagram_lost),
-        cmocka_unit_test(test_chosen_packets),
-        cmocka_unit_test(test_all_data_lost),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_socket),
-        cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_mad_peer),
-        cmocka_unit_test(test_straggler),
-        cmocka_unit_test(test_dead_peer),
-        cmocka_unit_test(test_who_is_cut_off),
-        cmocka_unit_test(test_cut_and_back),
+        cmocka_unit_test(test_same_bits_rounded), cmocka_unit_test(test_checksum),
+        cmocka_unit_test(test_same_bits),         cmocka_unit_test(test_same_bits_of_bf16),
+        cmocka_unit_test(test_rough_network),     cmocka_unit_test(test_each_control_datagram_lost),
+        cmocka_unit_test(test_chosen_packets),    cmocka_unit_test(test_all_data_lost),
+        cmocka_unit_test(test_not_finite),        cmocka_unit_test(test_socket),
+        cmocka_unit_test(test_socket_over_ipv6),  cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_damaged),           cmocka_unit_test(test_mad_peer),
+        cmocka_unit_test(test_straggler),         cmocka_unit_test(test_dead_peer),
+        cmocka_unit_test(test_who_is_cut_off),    cmocka_unit_test(test_cut_and_back),
         cmocka_unit_test(test_late_rank),
     };
     return cmocka_run_group_tests_name("lossynet over UDP", tests, NULL, NULL);

@@ -113,7 +113,7 @@ def bars(text):
 def test_the_bar_fits(command, columns, least, ranks):
     text = on_terminal(command(ranks), columns)
     assert text.count("tokens/s") == 4
-    assert not bars(text) if not least else all(least <= width < columns for width in bars(text)), bars(text)
+    assert bool(bars(text)) == (least > 0) and all(least <= width < columns for width in bars(text)), bars(text)
 
 
 def test_the_bar_follows_the_terminal(command):

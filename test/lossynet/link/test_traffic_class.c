@@ -77,9 +77,8 @@ static void udp_marks(int family, const char *loopback) {
     int fd = socket(family, SOCK_DGRAM, 0);
     socklen_t length = udp_address_bytes(&to);
     if (fd < 0 || bind(fd, &to.any, length)) {
-        print_message("no %s here: not tried\n", loopback);
         if (fd >= 0) close(fd);
-        return;
+        skip(); /* no IPv6 here */
     }
     getsockname(fd, &to.any, &length);
     setsockopt(fd, level, v4 ? IP_RECVTOS : IPV6_RECVTCLASS, &one, sizeof one);
@@ -104,6 +103,10 @@ static void udp_marks(int family, const char *loopback) {
 static void test_udp_marks(void **state) {
     (void)state;
     udp_marks(AF_INET, "127.0.0.1");
+}
+
+static void test_udp_marks_over_ipv6(void **state) {
+    (void)state;
     udp_marks(AF_INET6, "::1");
 }
 
@@ -130,9 +133,8 @@ static void test_verbs_marks(void **state) {
 
 int main(void) {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_settings),
-        cmocka_unit_test(test_udp_marks),
+        cmocka_unit_test(test_names),       cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_udp_marks),   cmocka_unit_test(test_udp_marks_over_ipv6),
         cmocka_unit_test(test_verbs_marks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
