@@ -415,13 +415,8 @@ static const float *losses_of(void *trainer, const weight *weights, struct activ
     return activations_losses(e, t->be, B * T);
 }
 
-static struct evaluate_model model_to_evaluate(struct trainer *t) {
-    const struct evaluate_model m = {&t->dp, t->activations, t->B, losses_of, t};
-    return m;
-}
-
 static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out) {
-    const struct evaluate_model m = model_to_evaluate(t);
+    const struct evaluate_model m = {&t->dp, t->activations, t->B, losses_of, t};
     struct attention_choice *attention = t->be->attention_choice;
     const int library = attention ? attention->library : 0;
     if (attention) attention->library = 0; /* our kernels, as --eval has */

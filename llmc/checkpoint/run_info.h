@@ -26,9 +26,9 @@ struct run_info {
         const char *rule;  /* checksum of the file of --rule, or NULL */
     } loss;
     bool mapped; /* GPUs of a group read each other's gradients (port_shared.c) */
-    int rank, ranks, workers, local; /* local: workers of this rank */
-    int threads;                     /* per rank */
-    int batch, seq;                  /* of a micro-batch */
+    int rank, ranks, workers;
+    int threads;    /* per rank */
+    int batch, seq; /* of a micro-batch */
     struct {
         uint64_t tokens, checksum;
     } data; /* training data: number of tokens, and their checksum; 0 without data */
@@ -36,15 +36,15 @@ struct run_info {
     size_t moments;               /* elements of both moments of a worker, at most */
 };
 
-json_t *
-run_info_event(const struct run_info *run); /* The event for the log; NULL if out of memory. */
+/* The event for the log; NULL if out of memory. */
+json_t *run_info_event(const struct run_info *run);
 
 /* The kernels that compute attention when a run trains: "own kernels" or "cuDNN 9.19.0". */
 enum { RUN_INFO_ATTENTION_BYTES = 32 };
 void run_info_attention(const struct backend *be, char name[RUN_INFO_ATTENTION_BYTES]);
 
-void run_info_announce(
-    const struct run_info *run); /* Prints to the terminal, on rank 0, unless --quiet is given. */
+/* Prints to the terminal, on rank 0, unless --quiet is given. */
+void run_info_announce(const struct run_info *run);
 
 /* Returns whether this rank shows progress in a line that is drawn again and again. */
 bool run_info_draws_progress(const struct options *o, int rank);

@@ -14,13 +14,6 @@
 #include "llmc/model/config.h"
 #include "llmc/util/threads.h"
 
-/* Computes the expected retransmissions as a share of each phase, and the shares that stay lost. */
-static void expect_repair(const struct lossynet_settings *network, double resent[2],
-                          double left[2]) {
-    for (int phase = 0; phase < 2; phase++)
-        lossynet_rounds_plan(network, (lossynet_phase)phase, &resent[phase], &left[phase]);
-}
-
 static void print_drift(int workers, double p) {
     double correlation[LOSSYNET_LAGS];
     for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
@@ -85,8 +78,10 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     const struct lossynet_settings network =
         comm_settings(o, &layout, workers, workers, settings.run.device);
     settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
-    double left[2];
-    expect_repair(&network, settings.wire.resent, left);
+    double left[2]; /* shares that stay lost */
+    for (int phase = 0; phase < 2; phase++)
+        lossynet_rounds_plan(&network, (lossynet_phase)phase, &settings.wire.resent[phase],
+                             &left[phase]);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     if (world->rank == 0) {
         options_print_unused(o);

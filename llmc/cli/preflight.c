@@ -167,8 +167,7 @@ static void print_table(const struct flight *f) {
     printf("\n");
 }
 
-/* Prints the findings. Returns whether there are any. */
-static bool print_findings(const struct flight *f, const struct preflight_findings *found) {
+static void print_findings(const struct flight *f, const struct preflight_findings *found) {
     const int kept = found->count < PREFLIGHT_FINDINGS ? found->count : PREFLIGHT_FINDINGS;
     fflush(stdout);
     log_rank = -1; /* lines that name nodes */
@@ -177,7 +176,6 @@ static bool print_findings(const struct flight *f, const struct preflight_findin
     if (!found->count)
         printf("all is well: %d node%s, %d rank%s\n", f->nodes, f->nodes > 1 ? "s" : "",
                f->world.ranks, f->world.ranks > 1 ? "s" : "");
-    return found->count > 0;
 }
 
 static int fly(struct flight *f, struct preflight_findings *found) {

@@ -202,11 +202,6 @@ static int give_note(struct async_writer *s, bool aside) {
     return lossynet_rank_gather(s->dp->comm, &mine, s->all, sizeof mine, aside) ? -1 : 0;
 }
 
-/* Gathers the notes of all ranks at once. */
-static int exchange_notes(struct async_writer *s) {
-    return give_note(s, false);
-}
-
 int async_writer_tell(struct async_writer *s) {
     return s ? give_note(s, true) : 0;
 }
@@ -242,7 +237,7 @@ static void act(struct async_writer *s) {
 /* Decides from the gathered notes, so that every rank polls equally often. */
 int async_writer_finish(struct async_writer *s) {
     while (s) {
-        if (exchange_notes(s)) return -1;
+        if (give_note(s, false)) return -1;
         act(s);
         if (s->all[0].finished == s->started) return 0;
         usleep(1000);
@@ -261,7 +256,7 @@ static int begin(struct async_writer *s, int step, bool *go) {
     if (resume_checkpoint_path(s->facts->options->out, step, s->directory) ||
         (s->facts->rank == 0 && hf_model_begin(s->directory)))
         s->note.state = FAILED;
-    if (exchange_notes(s)) return -1;
+    if (give_note(s, false)) return -1;
     *go = count(s, FAILED) == 0;
     if (!*go && s->facts->rank == 0) {
         s->note.finished++;
@@ -379,7 +374,7 @@ static bool lacks_due(const struct async_writer *s, int step) {
 /* Rank 0 tells the other ranks whether a checkpoint is missing. */
 static int agree_behind(struct async_writer *s, int step) {
     s->note.behind = s->facts->rank == 0 && lacks_due(s, step);
-    if (exchange_notes(s)) return -1;
+    if (give_note(s, false)) return -1;
     s->behind = s->all[0].behind;
     return 0;
 }

@@ -135,20 +135,16 @@ static void trial_release(struct trial *t) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) t->be->release(all[i]);
 }
 
-static void compute(const struct trial *t) {
-    const struct shape *s = &t->s;
-    t->be->attention_forward(t->out, t->sums, t->qkv, s->B, s->T, s->H, s->K, s->D);
-    t->be->attention_backward(t->dqkv, t->dout, t->out, t->qkv, t->sums, s->B, s->T, s->H, s->K,
-                              s->D);
-}
-
 /* Clears results first, so that elements that are not written are zero. */
 static void compute_results(const struct trial *t, struct results *out) {
+    const struct shape *s = &t->s;
     const size_t element = t->be->element_bytes;
     t->be->clear(t->out, t->s.out * element);
     t->be->clear(t->dqkv, t->s.in * element);
     t->be->clear(t->sums, t->s.sums * sizeof *t->sums);
-    compute(t);
+    t->be->attention_forward(t->out, t->sums, t->qkv, s->B, s->T, s->H, s->K, s->D);
+    t->be->attention_backward(t->dqkv, t->dout, t->out, t->qkv, t->sums, s->B, s->T, s->H, s->K,
+                              s->D);
     t->be->download(out->out, t->out, t->s.out * element);
     t->be->download(out->dqkv, t->dqkv, t->s.in * element);
     t->be->download(out->sums, t->sums, t->s.sums * sizeof *t->sums);

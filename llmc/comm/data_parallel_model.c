@@ -183,7 +183,6 @@ void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) 
     facts->rank = d->world.rank;
     facts->ranks = d->world.ranks;
     facts->workers = d->workers;
-    facts->local = d->local;
     facts->threads = omp_get_max_threads();
     facts->packet_bytes = lossynet_packet_bytes(d->comm);
     facts->packets = lossynet_packets(d->comm);

@@ -138,7 +138,6 @@ static char *decoded(const char *text) {
     F(global_init)                                                                                 \
     F(easy_init)                                                                                   \
     F(easy_setopt)                                                                                 \
-    F(easy_perform)                                                                                \
     F(easy_getinfo)                                                                                \
     F(easy_strerror)                                                                               \
     F(easy_cleanup)                                                                                \

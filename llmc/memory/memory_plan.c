@@ -44,10 +44,6 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     return s;
 }
 
-static struct placement placement(const struct memory_plan_settings *s) {
-    return placement_of(&s->run);
-}
-
 static bool carries(const struct memory_plan_settings *s) {
     return s->saving.carries && !s->run.device;
 }
@@ -128,7 +124,7 @@ static double squares_of(const struct llama_config *c, const struct memory_plan_
 /* The elements of the arrays, and how many of them the rank has. */
 static struct array_sizes sizes_of(const struct llama_config *c,
                                    const struct memory_plan_settings *s) {
-    const struct placement p = placement(s);
+    const struct placement p = placement_of(&s->run);
     const double P = (double)config_parameters(c), replicas = replicas_of(s);
     const bool several = local_of(s) > 1; /* else a group's ranks share, on devices only copies */
     double layer, table;
@@ -222,7 +218,7 @@ bool memory_plan_choose_recompute(const struct llama_config *c, struct memory_pl
 
 struct memory_plan memory_plan_of_run(const struct llama_config *config,
                                       const struct memory_plan_settings *s) {
-    const struct placement p = placement(s);
+    const struct placement p = placement_of(&s->run);
     const struct array_sizes sizes = sizes_of(config, s);
     const double P = sizes.whole, N = s->run.workers, others = (groups_of(s) - 1) * sizes.owned / P;
     const bool device = s->run.device, bf16 = s->run.dtype == DTYPE_BF16;
@@ -310,7 +306,7 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (local_of(s) > 1) printf("of a rank with %d of %d workers ", local_of(s), s->run.workers);
     printf("(%s; GB = 10^9 bytes)\n",
            s->run.dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
-    const struct placement p = placement(s);
+    const struct placement p = placement_of(&s->run);
     const bool masters = p.has[ARRAY_MASTER], staged = p.has[ARRAY_COMM_PARAMS];
     const char *part =
         p.slots ? "three buckets, the average of its 1/N" : "and the average of the 1/N it owns";
