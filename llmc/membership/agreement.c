@@ -210,9 +210,7 @@ enum agreement_result agreement_compare(struct agreement *a, const char *version
     if (result == AGREEMENT_WAIT && !room.complete && !room.options) { /* the first process */
         char key[KEY_BYTES];
         key_of(a, "options", key);
-        json_t *all = json_object();
-        json_object_set_new(all, "version", json_string(version));
-        json_object_set_new(all, "options", json_copy((json_t *)options));
+        json_t *all = json_pack("{s:s, s:O}", "version", version, "options", options);
         char *text = json_dumps(all, JSON_COMPACT);
         json_decref(all);
         const struct store_write write = {key, text, 0};

@@ -70,10 +70,8 @@ void view_clear(struct view *v) {
 /* ---- text ---- */
 
 static json_t *member_json(const struct member *m) {
-    json_t *json = json_object();
-    json_object_set_new(json, "address", json_string(m->address));
-    json_object_set_new(json, "host", json_string(m->host));
-    json_object_set_new(json, "pid", json_integer(m->pid));
+    json_t *json =
+        json_pack("{s:s, s:s, s:i}", "address", m->address, "host", m->host, "pid", m->pid);
     if (m->process >= 0) json_object_set_new(json, "process", json_integer(m->process));
     return json;
 }
@@ -99,10 +97,7 @@ char *view_to_json(const struct view *v) {
         json_object_set_new(one, "joined", json_integer(v->member[r].joined));
         json_array_append_new(members, one);
     }
-    json_t *json = json_object();
-    json_object_set_new(json, "epoch", json_integer(v->epoch));
-    json_object_set_new(json, "members", members);
-    return text_of(json);
+    return text_of(json_pack("{s:I, s:o}", "epoch", (json_int_t)v->epoch, "members", members));
 }
 
 /* Copies a string. Returns false if it is NULL, empty or too long. */
