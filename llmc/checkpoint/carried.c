@@ -93,12 +93,17 @@ static bool has_same_bytes(const char *a, const char *b) {
     return same;
 }
 
+/* The directory of a file: what stands before its name, or ".". */
+static void directory_of(const char *path, char directory[FILE_PATH_BYTES]) {
+    const char *slash = strrchr(path, '/');
+    snprintf(directory, FILE_PATH_BYTES, "%.*s", slash ? (int)(slash - path) + 1 : 1,
+             slash ? path : ".");
+}
+
 /* Of a tokenizer that is not the model's: its other files are beside it. */
 static int add_other_tokenizer(struct carried *c, const char *path) {
     char directory[FILE_PATH_BYTES], beside[FILE_PATH_BYTES];
-    const char *slash = strrchr(path, '/');
-    snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - path) + 1 : 1,
-             slash ? path : ".");
+    directory_of(path, directory);
     int status = add_file(c, path, tokenizer_file_name(path));
     for (int i = 2; of_tokenizer[i] && !status; i++) { /* but for the other kind of tokenizer */
         status = file_join(beside, directory, of_tokenizer[i]);
@@ -131,9 +136,7 @@ static json_t *id_of(const json_t *tokenizer, const json_t *settings, const char
 
 static int ids_of_json(struct carried *c, const char *path) {
     char directory[FILE_PATH_BYTES];
-    const char *slash = strrchr(path, '/');
-    snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - path) + 1 : 1,
-             slash ? path : ".");
+    directory_of(path, directory);
     json_t *tokenizer = json_load_file(path, 0, NULL);
     json_t *settings = load(directory, "tokenizer_config.json");
     c->fields = json_pack("{s:o, s:o}", "bos_token_id", id_of(tokenizer, settings, "bos_token"),

@@ -194,20 +194,15 @@ static int parse(struct safetensors *file) {
 }
 
 int safetensors_open(const char *path, struct safetensors **out) {
-    *out = NULL;
     struct safetensors *file = calloc(1, sizeof *file);
-    if (!file) return log_error("cannot open '%s': out of memory", path);
-    file->path = strdup(path);
-    if (!file->path) {
+    *out = NULL;
+    if (file) file->path = strdup(path);
+    if (!file || !file->path) {
         log_error("cannot open '%s': out of memory", path);
-        goto close_file;
+    } else if (!file_map(path, &file->map) && !parse(file) && !file_is_lost(&file->map)) {
+        *out = file;
+        return 0;
     }
-    if (file_map(path, &file->map) != 0 || parse(file) != 0 || file_is_lost(&file->map))
-        goto close_file;
-    *out = file;
-    return 0;
-
-close_file:
     safetensors_close(file);
     return -1;
 }
@@ -407,17 +402,14 @@ int safetensors_write(const char *path, const struct safetensors_tensor *tensors
                       const char *const *metadata) {
     char *text = header_text(tensors, count, metadata);
     if (!text) return log_error("cannot write '%s': out of memory for its header", path);
-    int status = -1;
-    int descriptor = file_create(path);
-    if (descriptor < 0) goto free_text;
     uint64_t length = strlen(text), padded = (length + 7) / 8 * 8; /* the data starts aligned */
-    status = file_write(descriptor, &padded, LENGTH_BYTES, path);
+    const int descriptor = file_create(path);
+    int status = descriptor < 0 ? -1 : file_write(descriptor, &padded, LENGTH_BYTES, path);
     if (status == 0) status = file_write(descriptor, text, (size_t)length, path);
     if (status == 0) status = file_write(descriptor, "       ", (size_t)(padded - length), path);
     for (size_t i = 0; i < count && status == 0; i++)
         status = file_write(descriptor, tensors[i].data, tensor_bytes(&tensors[i]), path);
-    if (file_finish(descriptor, path) != 0) status = -1;
-free_text:
+    if (descriptor >= 0 && file_finish(descriptor, path) != 0) status = -1;
     free(text);
     return status;
 }

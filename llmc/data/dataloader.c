@@ -239,16 +239,15 @@ int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_
     loader->ids = UINT32_MAX;
     pthread_mutex_init(&loader->looking, NULL);
     glob_t matches;
-    if (find_files(pattern, &matches)) goto close_loader;
-    int status = any_matches(pattern, &matches) || open_matches(loader, pattern, &matches);
-    globfree(&matches);
-    if (status || find_tokenizer(loader) || check_length(loader, pattern, use)) goto close_loader;
-    *out = loader;
-    return 0;
-
-close_loader:
-    dataloader_close(loader);
-    return -1;
+    int failed = find_files(pattern, &matches);
+    if (!failed) {
+        failed = any_matches(pattern, &matches) || open_matches(loader, pattern, &matches) ||
+                 find_tokenizer(loader) || check_length(loader, pattern, use);
+        globfree(&matches);
+    }
+    if (!failed) *out = loader;
+    if (failed) dataloader_close(loader);
+    return failed ? -1 : 0;
 }
 
 void dataloader_close(struct dataloader *loader) {

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "llmc/log/error.h"
+#include "llmc/log/jsonl.h"
 
 enum { HEAD_BYTES = 4096, TOKEN_BYTES = 16 };
 /* A waiting rank looks so often before it sleeps. It does not yield the processor meanwhile: beside
@@ -102,12 +103,6 @@ static int map(struct shared_memory *m, int member) {
 }
 
 /* ---- signs of life ---- */
-
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void sleep_for(double seconds) {
     const struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
@@ -203,7 +198,7 @@ static int find_ended(const struct shared_memory *m) {
  * rank looks itself: one that was stopped, maybe with all others, begins anew. *looked: when it
  * last looked; 0: not in this wait. */
 static int find_silent(struct shared_memory *m, double *looked) {
-    const double now = seconds_now();
+    const double now = log_seconds();
     const bool anew = *looked == 0 || now - *looked > m->timeout / 2;
     *looked = now;
     for (int i = 0; i < m->size; i++) {

@@ -408,13 +408,9 @@ int config_write(const char *directory, const struct llama_config *config, const
     char *text = root ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(root);
     if (!text) return log_error("cannot write '%s': out of memory", path);
-    int status = -1;
-    int descriptor = file_create(path);
-    if (descriptor < 0) goto free_text;
-    status = file_write(descriptor, text, strlen(text), path);
-    if (status == 0) status = file_write(descriptor, "\n", 1, path);
-    if (file_finish(descriptor, path) != 0) status = -1;
-free_text:
+    const size_t bytes = strlen(text);
+    text[bytes] = '\n'; /* replaces the terminating zero */
+    const int status = file_write_bytes(path, text, bytes + 1);
     free(text);
     return status;
 }

@@ -154,11 +154,10 @@ struct named_tensor *param_layout_tensor_list(const struct param_layout *l, floa
                                               size_t *count) {
     *count = model_tensor_count(&l->config);
     struct named_tensor *tensors = calloc(*count, sizeof *tensors);
-    if (tensors) {
+    if (tensors)
         param_layout_tensors(l, vector, tensors);
-    } else {
+    else
         log_out_of_memory("the list of tensors", (double)(*count * sizeof *tensors));
-    }
     return tensors;
 }
 

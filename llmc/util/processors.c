@@ -58,15 +58,11 @@ static void find_machine(uint64_t machine[2]) {
 }
 
 void processors_find(struct processors *own) {
-    cpu_set_t *set = CPU_ALLOC(PROCESSORS_MOST);
-    const size_t bytes = CPU_ALLOC_SIZE(PROCESSORS_MOST);
     memset(own, 0, sizeof *own);
     find_machine(own->machine);
     own->quota = processors_quota("");
     own->allowed = omp_get_num_procs();
-    CPU_ZERO_S(bytes, set);
-    if (set && !sched_getaffinity(0, bytes, set)) memcpy(own->set, set, sizeof own->set);
-    CPU_FREE(set);
+    sched_getaffinity(0, sizeof own->set, (cpu_set_t *)own->set);
 }
 
 static bool overlap(const struct processors *a, const struct processors *b) {
