@@ -53,6 +53,6 @@ See README.md, "What loss costs".
 The model trained under 10% loss writes:
 END
 checkpoint=$(ls -d "$out"/lossy/checkpoint-* | tail -n 1)
-"$train_llama2" --model "$checkpoint" --generate "And the LORD said unto " --tokens 80 --seed 4 |
-    fold -s -w 76 | sed 's/^/  /'
+text=$("$train_llama2" --model "$checkpoint" --generate "And the LORD said unto " --tokens 80 --seed 4)
+printf '%s\n' "$text" | fold -s -w 76 | sed 's/^/  /'
 printf '\nEverything is in %s: plot.png and plot.svg, table.md, and per run\na log and a model.\n' "$out"

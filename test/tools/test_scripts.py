@@ -33,8 +33,12 @@ def test_quickstart_from_text_to_plot(tmp_path):
     for name in ("reliable", "plain", "lossy"):
         assert read_log(tmp_path / name / "log.jsonl")[-1]["status"] == "complete"
         assert (tmp_path / name / "checkpoint-00000004" / "tokenizer.model").exists()
-    done = call("scripts/quickstart.sh", tmp_path, STEPS="1")  # a second call replaces the runs
-    assert done.returncode == 0, done.stderr
+    # A second call replaces the runs, and fails if the last command does.
+    mute = tmp_path / "mute"
+    mute.write_text(f'#!/bin/sh\ncase "$*" in *--generate*) exit 3 ;; esac\nexec {BUILD}/train_llama2 "$@"\n')
+    mute.chmod(0o755)
+    done = call("scripts/quickstart.sh", tmp_path, STEPS="1", TRAIN_LLAMA2=str(mute))
+    assert done.returncode == 3 and "5/5" in done.stdout, done.stdout + done.stderr
     assert [path.name for path in (tmp_path / "lossy").glob("checkpoint-*")] == ["checkpoint-00000001"]
     text = (tmp_path / "data" / "kjv.txt").read_text(encoding="utf-8")
     assert "In the beginning God created the heaven and the earth." in text
