@@ -6,6 +6,7 @@ run is recognised whatever settings file asked for it. The key leaves out where 
 threads compute, what is logged, and options that have their default value.
 """
 import difflib
+import functools
 import glob
 import hashlib
 import itertools
@@ -59,52 +60,48 @@ def plain(value):
     return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
-def fingerprint(pattern, cache={}):
+@functools.cache
+def fingerprint(pattern):
     """A digest of token files that does not depend on their folder: of the names, the sizes and the
     first MiB of the first file."""
-    import glob
-    if pattern not in cache:
-        paths = sorted(glob.glob(pattern))
-        if not paths:
-            raise SettingsError(f"there is no file '{pattern}'")
-        digest = hashlib.sha256()
-        for path in paths:
-            digest.update(f"{os.path.basename(path)} {os.path.getsize(path)}\n".encode())
-        with open(paths[0], "rb") as file:
-            digest.update(file.read(1 << 20))
-        cache[pattern] = f"{os.path.basename(paths[0])} {digest.hexdigest()[:12]}"
-    return cache[pattern]
+    paths = sorted(glob.glob(pattern))
+    if not paths:
+        raise SettingsError(f"there is no file '{pattern}'")
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{os.path.basename(path)} {os.path.getsize(path)}\n".encode())
+    with open(paths[0], "rb") as file:
+        digest.update(file.read(1 << 20))
+    return f"{os.path.basename(paths[0])} {digest.hexdigest()[:12]}"
 
 
-def samples(pattern, cache={}):
+@functools.cache
+def samples(pattern):
     """A digest of 64 places of each token file. (That of keys looks at the beginning of the first file alone.)"""
-    if pattern not in cache:
-        digest = hashlib.sha256()
-        for path in sorted(glob.glob(pattern)):
-            size = os.path.getsize(path)
-            with open(path, "rb") as file:
-                for place in range(64):
-                    file.seek(size * place // 64)
-                    digest.update(file.read(min(1 << 16, size // 64 + 1)))
-        cache[pattern] = digest.hexdigest()[:12]
-    return cache[pattern]
+    digest = hashlib.sha256()
+    for path in sorted(glob.glob(pattern)):
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            for place in range(64):
+                file.seek(size * place // 64)
+                digest.update(file.read(min(1 << 16, size // 64 + 1)))
+    return digest.hexdigest()[:12]
 
 
-def contents(path, cache={}):
+@functools.cache
+def contents(path):
     """A digest of what a file, or a model's directory, has. Of large files it takes the size, the first and the last
     MiB."""
-    if path not in cache:
-        digest = hashlib.sha256()
-        names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
-        for one in (os.path.join(path, name) if name else path for name in names):
-            if os.path.isdir(one):
-                continue
-            with open(one, "rb") as file:
-                digest.update(f"{os.path.getsize(one)} ".encode() + file.read(1 << 20))
-                file.seek(max(file.tell(), os.path.getsize(one) - (1 << 20)))
-                digest.update(file.read())
-        cache[path] = digest.hexdigest()[:12]
-    return cache[path]
+    digest = hashlib.sha256()
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
+    for one in (os.path.join(path, name) if name else path for name in names):
+        if os.path.isdir(one):
+            continue
+        with open(one, "rb") as file:
+            digest.update(f"{os.path.getsize(one)} ".encode() + file.read(1 << 20))
+            file.seek(max(file.tell(), os.path.getsize(one) - (1 << 20)))
+            digest.update(file.read())
+    return digest.hexdigest()[:12]
 
 
 def by_contents(name, value):

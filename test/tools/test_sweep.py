@@ -746,11 +746,12 @@ def test_other_data_and_another_program(data, tmp_path):
     assert done.returncode == 2 and f"its runs had other contents of '{own}/train.bin'" in done.stderr, done.stderr
     assert sweep(settings, "--out", tmp_path / "out", "--table").returncode == 0
     (tmp_path / "more").write_bytes(bytes(300_000))
-    before = sweep_settings.samples(str(tmp_path / "more"), {})
+    before = sweep_settings.samples(str(tmp_path / "more"))
     with open(tmp_path / "more", "r+b") as file:
         file.seek(200_000)
         file.write(bytes([1]) * 60_000)
-    assert sweep_settings.samples(str(tmp_path / "more"), {}) != before
+    sweep_settings.samples.cache_clear()
+    assert sweep_settings.samples(str(tmp_path / "more")) != before
 
 
 def test_nobody_reads_what_it_says(data, tmp_path):
