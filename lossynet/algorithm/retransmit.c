@@ -117,8 +117,6 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
 static int own_rounds(const struct lossynet_comm *comm, const struct wanted *w, int sender,
                       size_t at) {
     const lossynet_phase phase = w->age ? LOSSYNET_PARAMETER : LOSSYNET_GRADIENT;
-    if (comm->retransmission.most_own[phase] == 0 && comm->arrivals.names.rounds.count == 0)
-        return -1;
     const size_t first = w->age ? comm->partition.owner_start[sender] : (size_t)sender * w->own;
     return ln_names_rounds(comm, phase, sender, w->worker, at - first);
 }

@@ -117,7 +117,7 @@ static void take_probe(struct ln_transport *t, struct ln_peer *p, const struct w
 static void take_leave(struct ln_transport *t, int peer) {
     struct ln_liveness *live = &t->peers[peer].live;
     if (live->leaving == 0) live->leaving = t->receiver.now;
-    live->left |= t->link->features.reliable || t->session.secure;
+    live->left |= t->session.secure != NULL;
     live->knows = true;
 }
 
@@ -126,7 +126,7 @@ static void take_leave(struct ln_transport *t, int peer) {
  * (progress.c). */
 static void take_abort(struct ln_transport *t, int peer, uint32_t missed) {
     struct ln_liveness *live = &t->peers[peer].live;
-    bool believed = t->link->features.reliable || t->session.secure;
+    bool believed = t->session.secure;
     int first = peer; /* the rank that failed first; the others send ABORT because of it */
     if (live->aborted == 0) live->aborted = t->receiver.now;
     live->misses = missed <= (uint32_t)t->world.ranks ? (int)missed : 0;

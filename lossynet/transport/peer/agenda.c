@@ -41,7 +41,8 @@ static void move_down(struct ln_agenda *a, int at) {
     put(a, at, peer);
 }
 
-static void set(struct ln_agenda *a, int peer, double due) {
+void ln_agenda_set(struct ln_transport *t, int peer, double due) {
+    struct ln_agenda *a = &t->agenda;
     const bool sooner = due < a->due[peer];
     a->due[peer] = due;
     if (sooner)
@@ -77,7 +78,7 @@ size_t ln_agenda_memory(int ranks) {
 /* ---- the next peer ---- */
 
 void ln_agenda_soon(struct ln_transport *t, int peer) {
-    if (t->agenda.due[peer] > 0) set(&t->agenda, peer, 0);
+    if (t->agenda.due[peer] > 0) ln_agenda_set(t, peer, 0);
 }
 
 void ln_agenda_all(struct ln_transport *t) {
@@ -98,10 +99,6 @@ int ln_agenda_next(const struct ln_transport *t, double now) {
 double ln_agenda_due(const struct ln_transport *t) {
     const struct ln_agenda *a = &t->agenda;
     return a->peers > 0 ? a->due[a->heap[0]] : HUGE_VAL;
-}
-
-void ln_agenda_set(struct ln_transport *t, int peer, double due) {
-    set(&t->agenda, peer, due);
 }
 
 /* ---- counts ---- */

@@ -63,7 +63,7 @@ static void send_in_class(struct ln_transport *t, int peer, int way, int type, i
         bytes += 8;
     }
     /* A rank that leaves says so in place of STATE. So a STATE shows that a rank has not left. */
-    const bool answers = type == WIRE_STATE || (type == WIRE_LEAVE && t->threads.closing);
+    const bool answers = type == WIRE_STATE || type == WIRE_LEAVE;
     if (answers) type = t->threads.closing ? WIRE_LEAVE : WIRE_STATE;
     if (answers) packet = overtakes || index ? 0 : p->control.echo;
     if (bytes < least) bytes = least;

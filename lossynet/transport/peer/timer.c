@@ -18,17 +18,20 @@ void ln_timer_news(struct ln_transport *t, struct ln_peer *peer) {
     peer->live.repeated = false;
 }
 
+/* Returns the pause of a timer, which is longer while many peers do not answer. */
+static double pause_of(const struct ln_transport *t, const struct ln_timer *timer) {
+    const double pause = timer->pause * ln_timer_slowness(t);
+    return fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST);
+}
+
 bool ln_timer_is_over(const struct ln_transport *t, const struct ln_timer *timer, double now) {
-    double pause = timer->pause * ln_timer_slowness(t);
-    return now - timer->since >= fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST);
+    return now - timer->since >= pause_of(t, timer);
 }
 
 /* While many peers do not answer, pauses are longer, and they become shorter when some peers
  * answer. So we look again before the end of a pause. */
 double ln_timer_due(const struct ln_transport *t, const struct ln_timer *timer, double now) {
-    const double pause = timer->pause * ln_timer_slowness(t);
-    const double left =
-        timer->since + fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST) - now;
+    const double left = timer->since + pause_of(t, timer) - now;
     return now + fmin(left, fmax(timer->pause, left / 4));
 }
 
