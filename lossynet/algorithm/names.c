@@ -83,7 +83,9 @@ lossynet_status ln_names_open(struct lossynet_comm *comm,
         !ln_names_exist(&names->rounds, "repair-at", settings))
         return LOSSYNET_INVALID;
     struct ln_name_class *packet = ln_memory_take(comm->partition.packets, sizeof *packet);
-    if (!packet) return LOSSYNET_NO_MEMORY;
+    if (!packet)
+        return ln_fail(LOSSYNET_NO_MEMORY, "no memory for the tensors of %zu packets",
+                       comm->partition.packets);
     const lossynet_status status = classify(comm, settings, packet);
     free(packet);
     return status;

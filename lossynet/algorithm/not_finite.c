@@ -184,6 +184,8 @@ lossynet_status lossynet_find_not_finite(struct lossynet_comm *comm, float *cons
       *all = ln_memory_take((size_t)comm->workers.count, sizeof *all);
     bool sent = false;
     lossynet_status status = mine && all ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
+    if (status)
+        ln_log_at(&comm->resources.log, "no memory to look for numbers that are not finite");
     for (int v = 0; v < comm->workers.local && !status; v++) {
         mine[v].sent = state->all[comm->workers.first + v];
         look_at_worker(comm, v, vectors[v], &mine[v].sent, &mine[v].average);

@@ -210,6 +210,7 @@ static lossynet_status find_size(struct link_udp *u, const struct ln_link_settin
     struct heard *heard = ln_memory_take(ranks, sizeof *heard);
     uint8_t *zeros = ln_memory_take(wanted, 1);
     lossynet_status status = narrow && heard && zeros ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
+    if (status) ln_log("rank %d: no memory to test datagrams of %zu bytes", u->world.rank, wanted);
     udp_socket_probe(&u->socket, true);
     for (uint32_t round = 1; !status; round++) {
         narrow[u->world.rank] = find_narrow(u, heard, zeros, bytes, round);
@@ -252,7 +253,9 @@ static lossynet_status introduce(struct link_udp *u, const struct ln_link_settin
                                  const struct udp_address *mine, size_t mtu) {
     int ranks = u->world.ranks, rank = u->world.rank, family = mine->any.sa_family;
     struct card *cards = ln_memory_take((size_t)ranks, sizeof *cards);
-    if (!cards) return LOSSYNET_NO_MEMORY;
+    if (!cards)
+        return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory for the addresses of %d ranks", rank,
+                       ranks);
     cards[rank] = (struct card){*mine, udp_other_address(&u->socket, mine), mtu};
     lossynet_status status =
         settings->share(settings->share_context, &u->world, cards, sizeof *cards);

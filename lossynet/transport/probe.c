@@ -247,7 +247,9 @@ release:
 
 static lossynet_status common_run(struct probe *p) {
     uint64_t *run = ln_memory_take((size_t)p->world.ranks, sizeof *run);
-    if (!run) return LOSSYNET_NO_MEMORY;
+    if (!run)
+        return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory to meet %d ranks", p->world.rank,
+                       p->world.ranks);
     run[p->world.rank] = ln_random();
     lossynet_status status = p->share(p->share_context, &p->world, run, sizeof *run);
     p->run = run[0];

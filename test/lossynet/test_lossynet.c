@@ -548,7 +548,9 @@ static void test_out_of_memory(void **state) {
     for (int i = 0; i < 2; i++) {
         struct lossynet_settings settings = simple_settings(4, elements, 2, 0.1);
         settings.loss.model = models[i];
-        settings.loss.at = i == 0 ? "1=0.2,2-3=1" : NULL;
+        const struct lossynet_tensor tensor = {"a", 0, 100};
+        settings.loss.at = i == 0 ? "1=0.2,2-3=1,a=0.3" : NULL;
+        settings.tensors = &tensor, settings.tensor_count = 1;
         settings.drift_samples = 50;
         int allocations = 0;
         for (;; allocations++) {
