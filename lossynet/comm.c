@@ -241,9 +241,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         ln_transport_open(&transport, link_open, share, context, &comm->transport);
     if (status) return status;
     const struct ln_transport_facts facts = ln_transport_facts(comm->transport);
-    comm->resources.pool.bytes += facts.link_bytes;
-    if (settings->network.encrypt)
-        comm->resources.pool.bytes += ln_secure_memory(comm->world.ranks);
+    comm->resources.pool.bytes += facts.bytes;
     comm->exchange.reliable = facts.reliable;
     comm->steps.skips = settings->network.skip_late && !facts.reliable;
     status = prepare(comm, settings, payload_for(settings, facts.payload_most));

@@ -170,7 +170,8 @@ struct ln_transport_facts ln_transport_facts(const struct ln_transport *t) {
         .session = t->session.id,
         .link = t->link->name,
         .payload_most = t->session.payload_most - (t->session.secure ? LOSSYNET_SECURE_BYTES : 0),
-        .link_bytes = t->link->memory_bytes,
+        .bytes = sizeof *t + t->agenda.pool.bytes + t->link->memory_bytes +
+                 (t->session.secure ? ln_secure_memory(t->world.ranks) : 0),
         .threaded = t->threads.threaded,
         .reliable = t->link->features.reliable,
     };

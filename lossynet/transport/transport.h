@@ -200,7 +200,7 @@ struct ln_transport_facts {
     uint64_t session;    /* random, the same on all ranks */
     const char *link;    /* its name */
     size_t payload_most; /* bytes that fit a datagram beside header and trailer */
-    size_t link_bytes;   /* memory that the link holds */
+    size_t bytes;        /* memory that the transport, its link and its keys hold */
     bool threaded;       /* packets move while the caller computes */
     bool reliable;       /* the link loses and damages nothing */
 };

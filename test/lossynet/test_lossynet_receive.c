@@ -159,6 +159,8 @@ static void test_receive(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
     float **x = take_vectors(2, 290);
+    assert_true(lossynet_memory_bytes(comm) >
+                LOSSYNET_KEPT_BYTES); /* what the transport has counts */
     lossynet_step_begin(comm, 5);
 
     /* Worker 2's first packet for worker 1: shard at 64; with its own 0 that averages to 7/3. */
