@@ -127,8 +127,23 @@ static void take_series(struct lossynet_comm *comm, struct ln_series *series, si
     COMM_TAKE(comm, series->change, samples * LOSSYNET_RING);
 }
 
+/* The shard of an element: bucket * workers + owner. */
+static size_t shard_of(const struct ln_partition *partition, size_t element) {
+    return ln_last_until(partition->shard_element,
+                         (size_t)partition->buckets * (size_t)partition->workers, element);
+}
+
+/* The first element of the block that an element is in. *count: elements of the block; *shard: the
+ * shard that the block is in. */
 static size_t block_of(const struct ln_partition *partition, size_t element, size_t *count,
-                       size_t *shard);
+                       size_t *shard) {
+    *shard = shard_of(partition, element);
+    const size_t start = partition->shard_element[*shard];
+    const size_t block = start + (element - start) / LOSSYNET_BLOCK * LOSSYNET_BLOCK;
+    const size_t left = partition->shard_element[*shard + 1] - block;
+    *count = left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK;
+    return block;
+}
 
 /* Lists the elements of the blocks that samples are in. A shorter block repeats its elements. */
 static void list_blocks(struct lossynet_comm *comm) {
@@ -178,30 +193,12 @@ void ln_drift_open(struct lossynet_comm *comm, int samples) {
 
 /* ---- measuring ---- */
 
-/* The shard of an element: bucket * workers + owner. */
-static size_t shard_of(const struct ln_partition *partition, size_t element) {
-    return ln_last_until(partition->shard_element,
-                         (size_t)partition->buckets * (size_t)partition->workers, element);
-}
-
 /* The values of a shard that local worker v owns, from an element on. */
 static const float *owned_values(const struct lossynet_comm *comm, float *vector, int v,
                                  size_t shard, size_t element) {
     const int bucket = (int)(shard / (size_t)comm->workers.count);
     return ln_shard_of(comm, vector, v, bucket).value +
            (element - comm->partition.shard_element[shard]);
-}
-
-/* The first element of the block that an element is in. *count: elements of the block; *shard: the
- * shard that the block is in. */
-static size_t block_of(const struct ln_partition *partition, size_t element, size_t *count,
-                       size_t *shard) {
-    *shard = shard_of(partition, element);
-    const size_t start = partition->shard_element[*shard];
-    const size_t block = start + (element - start) / LOSSYNET_BLOCK * LOSSYNET_BLOCK;
-    const size_t left = partition->shard_element[*shard + 1] - block;
-    *count = left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK;
-    return block;
 }
 
 /* The scale of the block that sample i is in. Local worker v owns it. */

@@ -73,29 +73,29 @@ lossynet_status ln_aside_gather(struct lossynet_comm *comm) {
     return exchange_aside(comm, false);
 }
 
-static lossynet_status gather(struct lossynet_comm *comm, const void *mine, void *all, size_t part);
-
-/* part: the bytes of a rank. */
-static lossynet_status gather_later(struct lossynet_comm *comm, const void *mine, void *all,
-                                    size_t part) {
+/* Puts a gather aside, for which there is room. part: the bytes of a rank. */
+static void put_aside(struct lossynet_comm *comm, const void *mine, void *all, size_t part) {
     struct ln_aside *aside = &comm->stats.aside;
-    if (!comm->transport || !ln_aside_fits(comm, part)) return gather(comm, mine, all, part);
     memcpy(aside->mine + aside->bytes, mine, part);
     aside->item[aside->count++] = (struct ln_aside_item){all, part};
     aside->bytes += part;
-    return LOSSYNET_OK;
 }
 
 static lossynet_status gather(struct lossynet_comm *comm, const void *mine, void *all,
                               size_t part) {
-    if (comm->stats.aside.count && ln_aside_fits(comm, part)) {
-        lossynet_status status = gather_later(comm, mine, all, part);
-        return status ? status : ln_aside_gather(comm);
-    }
+    const bool joins = comm->stats.aside.count && ln_aside_fits(comm, part);
+    if (joins) put_aside(comm, mine, all, part);
     lossynet_status status = ln_aside_gather(comm);
-    if (status) return status;
+    if (status || joins) return status;
     memcpy((char *)all + part * (size_t)comm->world.rank, mine, part);
     return comm->transport ? ln_gather(comm, all, part) : LOSSYNET_OK;
+}
+
+static lossynet_status gather_later(struct lossynet_comm *comm, const void *mine, void *all,
+                                    size_t part) {
+    if (!comm->transport || !ln_aside_fits(comm, part)) return gather(comm, mine, all, part);
+    put_aside(comm, mine, all, part);
+    return LOSSYNET_OK;
 }
 
 lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
