@@ -27,9 +27,9 @@ def curve(run):
 
 
 def loss_at(run, axis, place):
-    """The smoothed loss of the last step that ended at `place` of the axis or before it, and a hair after it;
-    None: none had."""
-    done = [loss for loss, at in zip(run["loss"], run[axis]) if at <= place * (1 + 1e-9)]
+    """The smoothed loss of the last step that ended at `place` of the axis or before it, and a hair after it, since
+    tokens are sums of products of float32; None: none had."""
+    done = [loss for loss, at in zip(run["loss"], run[axis]) if at <= place * (1 + 1e-6)]
     return done[-1] if done else None
 
 

@@ -144,6 +144,17 @@ def test_runs_side_by_side(tmp_path):
     assert "time of training, min" in (tmp_path / "compare.svg").read_text(encoding="utf-8")
 
 
+def test_runs_of_as_many_tokens_end_at_the_same_place(run_report, tmp_path):
+    """Tokens are the speed times the time of a step, each rounded."""
+    runs = []
+    for first in (90, 97, 103):
+        write_log(tmp_path, [event for i in range(100) for event in line_of(i + 1, 0.01, first + i / 7, 16384)[i:]])
+        runs.append(run_report.read(tmp_path))
+        run_report.run_compare.curve(runs[-1])
+    rows = [line.split() for line in run_report.run_compare.table("abc", runs)[1:4]]
+    assert [row[-2] for row in rows] == ["4.015"] * 3
+
+
 def test_runs_of_another_folder(tmp_path):
     """The picture lies beside the runs, wherever the caller is."""
     (tmp_path / "runs").mkdir()
