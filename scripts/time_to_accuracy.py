@@ -61,19 +61,21 @@ def rows_of(path, section):
     if not table or not {"step_tax", "dropped", "wire_dtype"} <= set(table[0]):
         fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")
     rows, left_out, found = [], [], set()
+    several = len({row["section"] for row in table if row["section"].startswith(section)}) > 1
     for row in table:
         dropped = 0 if re.search("% (gradient|parameter)", row["run"]) else float(row["dropped"]) / 100
         if dropped:
             found.add(row["section"])
         if not row["section"].startswith(section) or not dropped:
             continue
+        name = f"{row['section']}: {row['run']}" if several else row["run"]  # sections may have rows of one name
         tax = float(row["step_tax"] or "nan")
         if not 0 <= tax < 1 or int(row.get("diverged") or 0):
-            left_out.append(row["run"])
+            left_out.append(name)
             continue
         small = row["wire_dtype"].startswith("int")
         again = float(row["extra_traffic"] or 0) > 0
-        rows.append((row["run"], dropped, tax, float(row["tax_interval"] or 0),
+        rows.append((name, dropped, tax, float(row["tax_interval"] or 0),
                      "int8" if small else "rule" if again else "lossy"))
     if left_out:
         print(f"time_to_accuracy.py: left out, without a known step tax: {'; '.join(left_out)}", file=sys.stderr)

@@ -68,6 +68,15 @@ def test_hours(tmp_path):
     assert (tmp_path / "hours.svg").read_text().count("the paper") >= 1
 
 
+def test_rows_of_one_name_are_told_apart(tmp_path):
+    """Without --section all sections count, and each has its own 20%."""
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE.splitlines()[0] + "\nSteep,20%,0.5,,20.0,float32,0,0\nLong,20%,0.2,,20.0,float32,0,0\n")
+    found = cells(hours(path, "--links=1", "--workers=8").stdout)
+    assert found[8, "Steep: 20%", 1] / found[8, "Long: 20%", 1] == pytest.approx(0.8 / 0.5, rel=1e-2)
+    assert found[8, "Long: 20%", 1] == cells(hours(path, "--links=1", "--workers=8", "--section=Long").stdout)[8, "20%", 1]
+
+
 def test_wrong_use_gets_one_line(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(TABLE)
