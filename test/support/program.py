@@ -86,6 +86,14 @@ def run(*arguments, environment=None, cwd=ROOT, **keywords):
                           capture_output=True, timeout=TIMEOUT, check=False)
 
 
+def one_line(done, code):
+    """The only line on stderr of a run that ended with this exit code."""
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith(("train_llama2: ", "lossynet: ")), done.stderr
+    return lines[0]
+
+
 def run_apart(*commands):
     """Runs one rank of each command under mpirun, by a shell, because Open MPI 5.0.7 crashes if it is given several
     programs. Returns the completed process."""

@@ -6,10 +6,9 @@ import signal
 
 import pytest
 
-from program import (ROOT, TIMEOUT, events, markov_tokens, run, small_model, steps_done, succeed, wait_for,
+from program import (ROOT, TIMEOUT, events, markov_tokens, one_line, run, small_model, steps_done, succeed, wait_for,
                      write_tokens)
-from test_resume import (VOCABULARY, checkpoint, data, one_line,  # pylint: disable=unused-import
-                         settings, start)
+from test_resume import VOCABULARY, checkpoint, data, settings, start  # pylint: disable=unused-import
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(20)]
 

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from program import ROOT, TIMEOUT, events, read_log, run, succeed, wait_for
+from program import ROOT, TIMEOUT, events, one_line, read_log, run, succeed, wait_for
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
-from test_udp import one_line, start
+from test_udp import start
 
 pytestmark = pytest.mark.takes(35)
 

@@ -13,10 +13,9 @@ import time
 import pytest
 
 from etcd import Etcd, free_port
-from program import (PROGRAM, ROOT, TIMEOUT, environment_of, events, preloaded, read_log, run, start, succeed,
-                     wait_for)
+from program import (PROGRAM, ROOT, TIMEOUT, environment_of, events, one_line, preloaded, read_log, run, start,
+                     succeed, wait_for)
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
-from test_udp import one_line
 
 pytestmark = pytest.mark.takes(90)
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import program
-from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens, read_log, run, steps_done, succeed,
-                     tensors, wait_for, write_tokens)
+from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens, one_line, read_log, run, steps_done,
+                     succeed, tensors, wait_for, write_tokens)
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(150)]
 
@@ -65,13 +65,6 @@ def numbers(path, step=0):
     return [{k: v for k, v in event.items() if k not in timing} for event in read_log(path)
             if event["event"] in ("eval", "end") or
             (event["event"] == "step" and event["step"] >= step)]
-
-
-def one_line(done, code):
-    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
 
 
 # ---- bit for bit ----

@@ -16,19 +16,13 @@ import pytest
 
 import program
 from huggingface import environment
-from program import BUILD, PROGRAM, ROOT, TIMEOUT, events, read_log, run, steps_done, usual_isa, wait_for
+from program import BUILD, PROGRAM, ROOT, TIMEOUT, events, one_line, read_log, run, steps_done, usual_isa, wait_for
 from test_program import data, numbers, settings, train, weights  # pylint: disable=unused-import
 
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(120)]
-
-
-def one_line(done, status):
-    assert done.returncode == status, done.stdout + done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    return line
 
 
 def contents(checkpoint):

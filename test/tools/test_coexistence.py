@@ -11,10 +11,10 @@ import time
 import pytest
 
 from priority import ahead
-from program import BUILD, ROOT, TIMEOUT, run
+from program import BUILD, ROOT, TIMEOUT, one_line, run
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import (MTU, NETWORK, PACKET, hosts, namespaces,  # pylint: disable=unused-import
-                      one_line, options, reference, results, testbed, total, train_on)
+                      options, reference, results, testbed, total, train_on)
 
 pytestmark = pytest.mark.takes(85)
 
