@@ -175,12 +175,15 @@ void activations_send(struct activations *a, const struct backend *be, int n) {
     be->upload(a->targets, a->host_targets, (size_t)n * sizeof *a->targets);
 }
 
-static float *copy_of_losses(const struct activations *a, int pass) {
+_Static_assert(UINT32_MAX % BACKEND_LOSS_MARKS == BACKEND_LOSS_MARKS - 1,
+               "passes must use marks in turn where their number begins at 0 again");
+
+static float *copy_of_losses(const struct activations *a, uint32_t pass) {
     return a->host_losses.copy + (size_t)(pass % BACKEND_LOSS_MARKS) * a->B * a->T;
 }
 
-static int mark_of(const struct loss_copies *losses, int pass) {
-    return BACKEND_MARKS + losses->set * BACKEND_LOSS_MARKS + pass % BACKEND_LOSS_MARKS;
+static int mark_of(const struct loss_copies *losses, uint32_t pass) {
+    return BACKEND_MARKS + losses->set * BACKEND_LOSS_MARKS + (int)(pass % BACKEND_LOSS_MARKS);
 }
 
 /* On a device, the next pass waits until its losses may be written. */
@@ -197,7 +200,7 @@ void activations_send_losses(struct activations *a, const struct backend *be, in
 }
 
 const float *activations_read_losses(struct activations *a, const struct backend *be) {
-    const int pass = a->host_losses.read++;
+    const uint32_t pass = a->host_losses.read++;
     if (be->on_device) be->d2h_wait_mark(mark_of(&a->host_losses, pass));
     return copy_of_losses(a, pass);
 }

@@ -47,9 +47,11 @@ struct layer_activations {
 
 /* Copies of the losses of passes, on the host. On a device they are pinned. */
 struct loss_copies {
-    float *copy;    /* (BACKEND_LOSS_MARKS, N) */
-    int set;        /* whose marks it uses (backend.h); 0 unless the caller sets it */
-    int sent, read; /* passes so far; at most BACKEND_LOSS_MARKS are sent and not read */
+    float *copy; /* (BACKEND_LOSS_MARKS, N) */
+    int set;     /* whose marks it uses (backend.h); 0 unless the caller sets it */
+    /* Passes so far, which begin at 0 again after 2^32; at most BACKEND_LOSS_MARKS are sent and not
+     * read. */
+    uint32_t sent, read;
 };
 
 struct activations {

@@ -225,6 +225,26 @@ static void every_gradient_agrees(void **state) {
     }
 }
 
+/* A long run has more passes than 31 or 32 bits count. */
+static void losses_are_read_after_many_passes(void **state) {
+    (void)state;
+    const uint32_t before[] = {INT32_MAX, UINT32_MAX};
+    struct golden g;
+    golden_open(goldens[0], &g);
+    golden_forward_backward(&g);
+    const float *copy = g.a.host_losses.copy, expected = loss_of(&g);
+    for (int i = 0; i < 2; i++) {
+        g.a.host_losses.sent = g.a.host_losses.read = before[i];
+        for (int pass = 0; pass < 3; pass++) {
+            activations_send_losses(&g.a, g.be, g.B * g.T);
+            const float *losses = activations_read_losses(&g.a, g.be);
+            assert_true(losses == copy || losses == copy + g.B * g.T);
+            assert_float_equal(mean_loss(losses, g.B * g.T), expected, 0);
+        }
+    }
+    golden_close(&g);
+}
+
 /* Micro-batches: two parts of the batch, one after the other, add up to the same gradient. */
 static void accumulated_gradients_agree(void **state) {
     (void)state;
@@ -516,6 +536,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(generated_logits_agree),
     cmocka_unit_test(loss_agrees),
     cmocka_unit_test(every_gradient_agrees),
+    cmocka_unit_test(losses_are_read_after_many_passes),
     cmocka_unit_test(accumulated_gradients_agree),
     cmocka_unit_test(adamw_steps_agree),
     cmocka_unit_test(recomputed_gradients_are_the_same),
