@@ -182,11 +182,14 @@ int jsonl_last_step(const struct jsonl *log) {
     return log ? log->last : -1;
 }
 
-bool jsonl_has_gap(const struct jsonl *log, int step, int *first, int *last) {
-    if (!log || log->last < 0) return false;
-    *first = log->after ? log->gap : log->last + 1;
-    *last = (log->after ? log->after : step) - 1;
-    return *first <= *last;
+void jsonl_report_gap(const struct jsonl *log, int step) {
+    if (!log || log->last < 0) return;
+    const int first = log->after ? log->gap : log->last + 1;
+    const int last = (log->after ? log->after : step) - 1;
+    if (first <= last)
+        log_error("the log '%s' has no lines of steps %d to %d, which the run has done: they are "
+                  "missing from reports and pictures",
+                  log->path, first, last);
 }
 
 void jsonl_close(struct jsonl *log) {

@@ -32,9 +32,9 @@ int jsonl_open_of_run(const char *path, const char *out_directory, int rank, int
 int jsonl_write(struct jsonl *log, json_t *event);
 /* The last step of an earlier part of the run that is in the log, or -1 if there is none. */
 int jsonl_last_step(const struct jsonl *log);
-/* Whether lines of an earlier part of the run are missing before step `step`, where the run goes on, as after
- * a loss of power. *first, *last: the first steps in a row without a line. */
-bool jsonl_has_gap(const struct jsonl *log, int step, int *first, int *last);
+/* Reports the first lines of an earlier part of the run that are missing before step `step`, where
+ * the run goes on, as after a loss of power. */
+void jsonl_report_gap(const struct jsonl *log, int step);
 void jsonl_close(struct jsonl *log);
 
 /* ---- the terminal ---- */

@@ -48,19 +48,6 @@ int training_choose(struct training_view *v) {
     return v->from ? resume_open(v->from, &v->saved, &run->at) : 0;
 }
 
-/* Ranks that go on without late ones leave out steps. With --meet lines that are missing are written again. */
-static void report_gap(const struct training_view *v) {
-    const struct options *o = v->run->options;
-    int first, last;
-    if (o->meet || lossynet_skips_late(v->dp->comm) ||
-        !jsonl_has_gap(v->log, v->run->at.step, &first, &last))
-        return;
-    log_error("the log '%s' has no lines of steps %d to %d, which the run has done: they are "
-              "missing from reports and "
-              "pictures",
-              o->log ? o->log : o->out, first, last);
-}
-
 int training_enter(struct training_view *v) {
     struct training *run = v->run;
     const struct options *o = run->options;
@@ -71,7 +58,8 @@ int training_enter(struct training_view *v) {
     if (views_enter(run->views, v->dp, &run->at, run->recent, &v->continues) ||
         jsonl_open_of_run(o->log, o->out, rank, run->at.step, &v->log))
         return -1;
-    report_gap(v);
+    /* Ranks that go on without late ones leave out steps, and --meet writes missing lines again. */
+    if (!o->meet && !lossynet_skips_late(v->dp->comm)) jsonl_report_gap(v->log, run->at.step);
     hf_model_shows_progress = run_info_draws_progress(o, rank);
     if (!v->continues && data_parallel_initialise(v->dp)) return -1;
     jsonl_write(v->log, run_info_event(&v->facts));

@@ -149,7 +149,7 @@ def test_a_log_with_a_gap(data, tmp_path, lines, said):
     del kept[lines]
     log.write_text("".join(kept), encoding="utf-8")
     done = succeed(*settings(data, tmp_path, steps=14, resume="auto", schedule="constant", **common))
-    assert (f"has no lines of {said}" in done.stderr) if said else not done.stderr
+    assert (f"the log '{log}' has no lines of {said}" in done.stderr) if said else not done.stderr
     assert events(log, "step")[-1]["step"] == 13
 
 
