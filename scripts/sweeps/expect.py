@@ -67,8 +67,8 @@ def read_taxes(paths):
             continue
         if follows(key, RULES[0]):
             workers = key.get("workers", 1)
-            setting = (result["parameters"], key["steps"], workers,
-                       workers * key.get("batch", 8) * key["seq"], key.get("lr", 1e-3))
+            tokens = workers * key.get("batch", 8) * key.get("micro-batches", 1) * key.get("seq", 1024)
+            setting = (result["parameters"], key.get("steps", 1000), workers, tokens, key.get("lr", 1e-3))
             taxes.setdefault(rate, {}).setdefault(setting, []).append(tax)
     return {rate: settings for rate, settings in sorted(taxes.items()) if sum(map(len, settings.values())) > 1}
 

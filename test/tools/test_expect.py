@@ -64,6 +64,17 @@ def test_shares_are_those_of_the_curve(results):
     assert taxes == {0.2: {setting: [pytest.approx(0.2), pytest.approx(0.3)]}}
 
 
+def test_options_that_a_key_leaves_out(tmp_path):
+    """A key has no option with its default; tokens of a step are of all micro-batches."""
+    lines = [result("base", 20.0, algorithm="reliable", curve=CURVE, **{"micro-batches": 3}),
+             *(result("plain", 40.0, id, **{"loss-rate": 0.2, "micro-batches": 3}) for id in (1, 2))]
+    lines.insert(0, result("base", 20.0, 2, algorithm="reliable", curve=CURVE, **{"micro-batches": 3}))
+    for line in lines:
+        del line["key"]["steps"]
+    assert expect.read_taxes([write(tmp_path / "r.jsonl", lines)]) == {
+        0.2: {(1000, 1000, 4, 4 * 2 * 3 * 64, 0.01): [pytest.approx(0.2)] * 2}}
+
+
 def test_a_curve_is_found_in_any_file(results, tmp_path):
     """The same run without a curve, in a file that is read later, does not hide the curve."""
     later = write(tmp_path / "z.jsonl", [result("base", 20.0, algorithm="reliable")])
