@@ -120,7 +120,7 @@ def draw(path, table):
             points = [row for row in table if (row[0], row[2], row[3]) == (workers, dropped, name)]
             axis.errorbar([row[1] for row in points], [row[4] for row in points], [row[5] for row in points],
                           label=name, marker="o", markersize=3, capsize=3)
-        axis.set(title=f"{workers} workers, {dropped:.1%} lost", xlabel="Gbit/s", ylabel="hours", xscale="log",
+        axis.set(title=f"{workers} workers, {100 * dropped:.3g}% lost", xlabel="Gbit/s", ylabel="hours", xscale="log",
                  yscale="log")
         axis.legend(fontsize=6)
     figure.tight_layout()
@@ -156,7 +156,7 @@ def main():
         names = dict.fromkeys(row[3] for row in table if (row[0], row[2]) == (workers, dropped))
         cells = {(row[3], row[1]): f"{row[4]:.4g}" + (f" ± {row[5]:.2g}" if row[5] else "")
                  for row in table if (row[0], row[2]) == (workers, dropped)}
-        print(f"hours, {workers} workers, {dropped:.1%} lost\n")
+        print(f"hours, {workers} workers, {100 * dropped:.3g}% lost\n")
         print(scaling.markdown(header, [[name, *(cells[name, gbps] for gbps in a.links)] for name in names]))
     if a.svg:
         draw(a.svg, table)

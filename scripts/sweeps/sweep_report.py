@@ -154,6 +154,9 @@ def as_text(rows):
                              f"{change:>8} {c[6]:>6} {within:>6} {c[12]:>5}")
                 if row["diverged"]:
                     lines.append(f"  {row['diverged']} of {c[2]} seeds diverged: perplexity and change are of the others")
+                alone = len(row["seeds"]) - len(row["changes"]) - row["diverged"]
+                if row["changes"] and alone > 0:
+                    lines.append(f"  {alone} of {c[2]} seeds have no finished base: the change is without them")
     return "\n".join(lines + [""])
 
 
@@ -196,7 +199,7 @@ def dropped(group, groups):
     asked = lambda run: [run.value(name, "none") for name in ("loss-at", "loss-model", "loss-rate")]
     run = group["run"]
     if asked(run)[0] == "none" and not asked(run)[1].startswith(("trace", "replay")):
-        return round(100 * max(run.rates()), 1)
+        return float(f"{100 * max(run.rates()):.3g}")  # rates may be small: 0.01% is not 0
     return max([place_of(other) for other in groups if asked(other["run"]) == asked(run)
                 and not other["row"]["extra_traffic"]], default=place_of(group))
 
@@ -237,7 +240,7 @@ def plot_arms(axes, arms, colours):
     for i, group in enumerate(arms):
         row, name = group["row"], name_of(group)
         x = i if alike else row["dropped"] + gap * (names.index(name) - (len(names) - 1) / 2)
-        axes.errorbar([x], [row["mean"]], yerr=row["interval"] or 0 if len(row["seeds"]) > 2 else 0, fmt="D",
+        axes.errorbar([x], [row["mean"]], yerr=row["interval"] or 0 if len(row["changes"]) > 2 else 0, fmt="D",
                       color=chosen[name], ms=7, capsize=4, label="" if alike else group["label"])
         axes.plot([x + gap / (8 if alike else 4)] * len(row["changes"]), row["changes"], ".", color=chosen[name],
                   alpha=0.6)
@@ -271,7 +274,7 @@ def plot_change(plt, groups, out):
             if not kind:
                 others.append(group)
             else:
-                error = row["interval"] or 0 if len(row["seeds"]) > 2 else 0
+                error = row["interval"] or 0 if len(row["changes"]) > 2 else 0
                 kinds.setdefault(kind, []).append((place_of(group), row["mean"], error))
         kinds = {kind: points for kind, points in kinds.items()
                  if kind in "^v" or len(points) == len({x for x, _, _ in points}) > 1}

@@ -16,6 +16,7 @@ import sys
 import tarfile
 import time
 import types
+import unittest.mock
 import zlib
 
 import numpy as np
@@ -775,6 +776,24 @@ def test_a_seed_that_diverged_is_named():
              "members": [(seed, one, {"perplexity": 10.0}, run) for seed, one in enumerate((result, lost, result))]}
     text = sweep_report.as_text([sweep_report.summarise(group)])
     assert "  1 of 3 seeds diverged: perplexity and change are of the others\n" in text
+
+
+def test_a_row_says_of_how_many_pairs_it_is():
+    """Three seeds, of which one has no base yet: two changes, whose interval is too wide to draw."""
+    section = sweep_settings.Section("x", 1)
+    run = sweep_settings.Run(section, {"loss-rate": "0.0001", "name": "ours"}, None)
+    run.id, run.baseline = "a", "b"
+    result = {"perplexity": 11.0, "status": "complete", "max_age": 1}
+    group = {"section": section, "label": "ours", "run": run,
+             "members": [(seed, result, base, run) for seed, base in enumerate(({"perplexity": 10.0}, {"perplexity": 9.0}, None))]}
+    group["row"] = sweep_report.summarise(group)
+    assert "  1 of 3 seeds have no finished base: the change is without them\n" in sweep_report.as_text([group["row"]])
+    group["row"]["dropped"] = sweep_report.dropped(group, [group])
+    assert group["row"]["dropped"] == 0.01
+    axes = unittest.mock.MagicMock()
+    axes.has_data.return_value = False
+    sweep_report.plot_arms(axes, [group], iter(["black"]))
+    assert axes.errorbar.call_args.kwargs["yerr"] == 0
 
 
 # ---- a comparison whose arms have names -----------------------------------------------------
