@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from program import instruction_sets, markov_files, read_log, run, succeed
+from program import instruction_sets, markov_files, preloaded, read_log, run, succeed
 
 ALL = ["x86_64_amx", "x86_64_avx512bf16", "x86_64_v4", "x86_64_v3", "x86_64_v2"]
 HERE = instruction_sets(whole_machine=True)
@@ -58,6 +58,16 @@ def test_the_gemm_library_obeys(data, tmp_path, isa):
     assert "sgemm" in kernels or "gemm_f32" in kernels
     assert ("avx512" in kernels) == (isa not in ("x86_64_v3", "x86_64_v2"))
     assert ("avx" in kernels) == (isa != "x86_64_v2")
+
+
+def test_a_product_that_the_gemm_library_refuses_ends_the_run(data, tmp_path):
+    """oneDNN has no memory for its copies of operands."""
+    if "oneDNN" not in succeed("--version").stdout:
+        pytest.skip("built without oneDNN")
+    fails = preloaded(tmp_path, "int dnnl_sgemm(void) { return 1; }")
+    done = run("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=32", "--batch=1",
+               "--device=cpu", "--dtype=float32", environment={"LD_PRELOAD": fails})
+    assert done.returncode != 0 and "oneDNN failed at a product of " in done.stderr, done.stderr
 
 
 def test_naming_the_best_changes_no_bit(data, tmp_path):

@@ -5,6 +5,8 @@
 
 #include <omp.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifdef GEMM_ONEDNN
@@ -68,8 +70,12 @@ void gemm(bool transpose_a, bool transpose_b, int M, int N, int K, const float *
      * alone. */
     int threads = omp_get_max_threads();
     if (threads > 1) omp_set_num_threads(1);
-    dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', M, N, K, 1.0f, A, lda, B, ldb,
-               beta, C, ldc);
+    if (dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', M, N, K, 1.0f, A, lda, B, ldb,
+                   beta, C, ldc) != dnnl_success) {
+        fprintf(stderr, "cpu backend: oneDNN failed at a product of %d x %d x %d (out of memory?)\n",
+                M, N, K);
+        abort();
+    }
     if (threads > 1) omp_set_num_threads(threads);
 #else
     pthread_once(&openblas_once, openblas_start);

@@ -6,7 +6,8 @@
  * from the shape alone, and the sum over K is never split between threads, so that the bits of the
  * result do not depend on the number of threads.
  *
- * Thread-safe. Nothing fails; sizes are positive. Matrices are row-major:
+ * Thread-safe. If the library fails, as without memory, the program ends after one line. Sizes are
+ * positive. Matrices are row-major:
  *   C (M, N) = beta C + op(A) op(B), op(A) (M, K), op(B) (K, N)
  * `transpose_a`: A is stored (K, M). `transpose_b`: B is stored (N, K). ld*: elements from one
  * stored row to the next. With beta = 0, C is not read.
