@@ -272,10 +272,12 @@ def write_wikitext(archive, folder):
 
 
 def make_text(paths, folder, out):
-    """Writes the text of downloaded files, unless the text is newer than they are."""
+    """Writes the text of downloaded files, unless there is one of the same files that is newer than they are."""
     target = folder / (out or "test.joined.txt")
+    stamp, names = folder / f".{target.name}", "".join(f"{path.name}\n" for path in paths)
     newest = max(path.stat().st_mtime for path in paths)
-    if target.exists() and target.stat().st_mtime >= newest:
+    made_of = stamp.read_text(encoding="utf-8") if stamp.exists() else f"{paths[0].name}\n"
+    if target.exists() and target.stat().st_mtime >= newest and made_of == names:
         return
     print(f"{folder}: making {'text' if out is None else out}")
     if paths[0].suffix == ".zip":
@@ -288,6 +290,8 @@ def make_text(paths, folder, out):
     else:
         write_documents(paths, partial)
     partial.rename(target)
+    if made_of != names:
+        stamp.write_text(names, encoding="utf-8")
 
 
 # ---- token files ----

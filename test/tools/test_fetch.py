@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import re
 import struct
 import subprocess
@@ -216,6 +217,13 @@ def test_c4_is_trusted_on_first_use(server, tmp_path):
     expected = "<|endoftext|>\n".join(text + "\n" for text in documents * 2)
     assert (tmp_path / "train.txt").read_text(encoding="utf-8") == expected
     assert "no checksum" not in fetch(server, "c4", tmp_path, "--files", 2)
+    # The text is of the files that were asked for, also where a file is older than the text (cp -p).
+    fetch(server, "c4", tmp_path)
+    assert (tmp_path / "train.txt").read_text(encoding="utf-8") == "<|endoftext|>\n".join(text + "\n" for text in documents)
+    os.utime(tmp_path / train.format(i=1).rsplit("/", 1)[1], (0, 0))
+    assert "making train.txt" in fetch(server, "c4", tmp_path, "--files", 2)
+    assert (tmp_path / "train.txt").read_text(encoding="utf-8") == expected
+    assert "making" not in fetch(server, "c4", tmp_path, "--files", 2)
     # A later download with other data under the same name is refused.
     name = tmp_path / train.format(i=0).rsplit("/", 1)[1]
     name.unlink()
