@@ -171,7 +171,7 @@ def parts(inputs, separator, split):
         if position >= split:
             cut = 0
         elif position + len(text) > split:
-            newline = text.find(b"\n", int(split) - position - 1)
+            newline = text.find(b"\n", split - position - 1)
             cut = newline + 1 if newline >= 0 else len(text)
         for part, output in ((text[:cut], 0), (text[cut:], 1)):
             if part:
@@ -193,7 +193,7 @@ def encode(tokenizer, first, arguments, outputs):
     """Encodes all inputs. Returns the number of bytes."""
     separator = arguments.separator.encode() if arguments.separator is not None else None
     size = sum(os.path.getsize(name) for name in arguments.input if name != "-")
-    split = (1 - (arguments.val_fraction or 0.05)) * size if arguments.val else float("inf")
+    split = int((1 - (arguments.val_fraction or 0.05)) * size) if arguments.val else float("inf")
     gathered, waiting, done, odd = [], 0, 0, 0
     for part in parts(arguments.input, separator, split):
         gathered.append(part)

@@ -107,6 +107,11 @@ def test_validation_shards_and_standard_input(environment, tmp_path):
     common = ["--tokenizer", tokenizer, "--train", tmp_path / "t.bin"]
     tokenize(environment, *common, "--input", tmp_path / "one", "--val", tmp_path / "v.bin", "--val-fraction", 0.3)
     assert [read(tmp_path / name)[2:] for name in ("t.bin", "v.bin")] == [(4, 11), (1, 2)]
+    (tmp_path / "three").write_bytes(b"a b\n=\nin\n=\nthe\n")  # the split is within byte 6, where "in" begins
+    tokenize(environment, *common, "--input", tmp_path / "three", "--separator", "=", "--val", tmp_path / "v.bin",
+             "--val-fraction", 0.57)
+    assert [read(tmp_path / name)[2:] for name in ("t.bin", "v.bin")] == [(2, 4), (2, 7)]
+    tokenize(environment, *common, "--input", tmp_path / "one", "--val", tmp_path / "v.bin", "--val-fraction", 0.3)
     whole = read(tmp_path / "t.bin")[0] + read(tmp_path / "v.bin")[0]
     tokenize(environment, *common[:2], "--train", tmp_path / "s.bin", "--shard-tokens", 4, "--input", "-",
              "--separator", "==", input=b"the a\nb\nin\n==\r\nc\n")
