@@ -53,6 +53,8 @@ def main():
         links = read(parser.parse_args().files)
     except OSError as error:
         sys.exit(f"{error.filename}: {error.strerror}; expected what --record-loss wrote")
+    if not links:
+        sys.exit("no file has packets: expected what --record-loss writes of several workers")
     for (phase, sender, receiver), digits in links.items():
         print(f"# {phase}, worker {sender} to {receiver}\n{digits}")
     print(json.dumps(describe(links)), file=sys.stderr)

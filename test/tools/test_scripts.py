@@ -74,9 +74,11 @@ def test_a_mistake_is_answered_in_one_line(command, code, said):
 @pytest.mark.parametrize("name, said", [
     ("none", "none: No such file or directory; expected what --record-loss wrote"),
     ("text", "text, line 1: expected what --record-loss writes"),
+    ("one worker", "no file has packets: expected what --record-loss writes of several workers"),
 ])
 def test_loss_trace_refuses_in_one_line(tmp_path, name, said):
     (tmp_path / "text").write_bytes(b"\xffno trace\n")
+    (tmp_path / "one worker").write_bytes(b"# end\n")
     done = subprocess.run([ROOT / "scripts" / "loss_trace.py", name], cwd=tmp_path, text=True,
                           capture_output=True, check=False)
     assert done.returncode == 1 and done.stderr == said + "\n"
