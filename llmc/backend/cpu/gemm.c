@@ -72,7 +72,7 @@ void gemm(bool transpose_a, bool transpose_b, int M, int N, int K, const float *
     if (threads > 1) omp_set_num_threads(1);
     if (dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', M, N, K, 1.0f, A, lda, B, ldb,
                    beta, C, ldc) != dnnl_success) {
-        fprintf(stderr, "cpu backend: oneDNN failed at a product of %d x %d x %d (out of memory?)\n",
+        fprintf(stderr, "cpu backend: oneDNN failed at a product %d x %d x %d (out of memory?)\n",
                 M, N, K);
         abort();
     }
