@@ -5,8 +5,8 @@
 #     data/train_tokenizer.sh TEXT VOCABULARY
 #
 # writes tokenizer.model beside TEXT: BPE with byte fallback, so that
-# decode(encode(text)) == text. If a text has more than 200,000 lines, it reads
-# a random part of them, always the same. Needs the package sentencepiece.
+# decode(encode(text)) == text. It reads the first 200,000 lines of a text, and
+# leaves out those above 64 KB. Needs the package sentencepiece.
 set -eu
 case ${1-} in
 -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
