@@ -24,17 +24,18 @@ TITLE = re.compile(r"# step \d+, (gradient|parameter), worker (\d+) to (\d+)")
 
 
 def packets(path):
-    """{(phase, sender, receiver): number of packets in a step}."""
-    found, link = {}, None
+    """{(phase, sender, receiver): number of packets in a step}. The last step of a record may be cut off."""
+    found, link, count = {}, None, 0
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             for line in file:
                 title = TITLE.match(line)
                 if title:
-                    link = (title[1], int(title[2]), int(title[3]))
-                    found[link] = 0
+                    link, count = (title[1], int(title[2]), int(title[3])), 0
+                    found.setdefault(link, 0)
                 elif link and not line.startswith("#"):
-                    found[link] += len(line.strip())
+                    count += len(line.strip())
+                    found[link] = max(found[link], count)
     except OSError as error:
         sys.exit(f"late_ranks.py: {path}: {error.strerror}")
     if not found:

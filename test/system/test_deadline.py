@@ -199,6 +199,15 @@ def test_a_record_that_begins_later(data, tmp_path):
     assert "the replay has no step 0" in line
 
 
+def test_a_record_that_was_cut_off(tmp_path):
+    """The last step does not say how many packets a worker sends."""
+    (tmp_path / "record").write_text("".join(f"# step {step}, gradient, worker {pair}\n{digits}\n" for step, pair, digits in (
+        (0, "0 to 1", "0000"), (0, "1 to 0", "0000"), (1, "0 to 1", "0000"), (1, "1 to 0", "0"))))
+    said = subprocess.run([ROOT / "scripts/late_ranks.py", tmp_path / "record", "--steps=1"], text=True, check=True,
+                          capture_output=True).stdout
+    assert "worker 0 to 1\n0000\n" in said and "worker 1 to 0\n0000\n" in said
+
+
 def test_wrong_use(data, tmp_path):
     for value in ("soon", "-1", "0", "nan"):
         line = one_line(run(*settings(data, tmp_path, deadline=value)), 2)
