@@ -8,7 +8,7 @@
  *                      vectors
  *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, if all
  *                      owners' shards are of equal size; 2 V P with vectors of bf16), outgoing
- *                      masks ~ V K bytes
+ *                      masks ~ V K bytes; with int8 to int4 the packets that it owns, V P / N bytes
  *     error feedback:  residuals 2 V P bytes (with skip_late 4 V P), masses 4 V K bytes
  */
 #include "lossynet/comm.h"

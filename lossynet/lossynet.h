@@ -206,7 +206,6 @@ int lossynet_rounds_at(lossynet_phase phase, double p, double budget, bool error
  * they send, and `left`, those that stay lost, as shares of the phase's packets. */
 void lossynet_rounds_expect(int rounds, double p, double budget, double *again, double *left);
 
-struct lossynet_settings;
 /* The number of rounds that these settings lead to with the loss that they inject, and what is
  * expected of them, as above. Where links are down rounds take other ways; a packet that another
  * worker sends on counts twice in `again`. */

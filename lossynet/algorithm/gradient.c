@@ -25,8 +25,8 @@
  * unbiased whenever anything arrives.
  *
  * p is the same for all senders. If links lose unequally (loss_model.c, `at`), no estimator corrects
- * for it. A sender's share of the average then depends on how many of its packets arrive, compared with the others. If a link is
- * always down, its sender does not count at that owner.
+ * for it. A sender's share of the average then depends on how many of its packets arrive, compared
+ * with the others. If a link is always down, its sender does not count at that owner.
  *
  * Each weight is one correctly rounded division, or equals one. So all give exactly
  * (float)(1.0/N) when nothing was lost, and a run at loss rate 0 has the same bits as a reliable

@@ -1,4 +1,4 @@
-/* wire.h — the datagram that travels between ranks, version 8.
+/* wire.h — the datagram that travels between ranks.
  *
  *      0                   1                   2                   3
  *      0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -23,7 +23,7 @@
  * Every number is little-endian, and so are the payload's elements. All machines that this program
  * runs on use this order, so that a payload of float32 is copied and never converted.
  *
- *   version   9
+ *   version   WIRE_VERSION, below
  *   type, k, e         share one byte: its low four bits, the next two, and the high two
  *   e         DATA: the elements. 0 is float32 (IEEE 754), 1 is bfloat16, the upper half of a
  *             float32, and 2 is blocks with a scale (partition/elements.c); a run uses one of them

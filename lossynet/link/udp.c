@@ -1,6 +1,5 @@
-/* udp.c — the link over UDP, IPv4 or IPv6: one socket per rank, and a
- * second one that only sends: its datagrams come from another port, and so on another path where the
- * network spreads traffic by ports.
+/* udp.c — the link over UDP, IPv4 or IPv6: one socket per rank, and a second one that only sends. Its
+ * datagrams come from another port, and so on another path where the network spreads traffic by ports.
  *
  * Ranks tell each other their addresses at the start. Datagrams from other addresses are from
  * strangers. Between hosts, rounds of test datagrams at the start show how large a datagram may be.

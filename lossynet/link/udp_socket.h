@@ -74,8 +74,8 @@ struct udp_socket { /* stays where it is, since it points to its own parts */
     struct udp_outgoing out;
 };
 
-/* Opens a socket, binds it to `address` and a port of `ports` (ln_port_bind), and sets the port in `address`. On failure it releases
- * everything and logs a line. */
+/* Opens a socket, binds it to `address` and a port of `ports` (ln_port_bind), and sets the port in
+ * `address`. On failure it releases everything and logs a line. */
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address,
                                 const int ports[2]);
 /* The address of the other port. */

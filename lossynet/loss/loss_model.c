@@ -24,8 +24,7 @@
  *     (coupling from the past, Propp & Wilson 1996). Looking back takes MEAN (1-p) packets on
  *     average. The word `chain` remembers the state after the last step, which saves looking back.
  *
- * outage:MEAN  A link is down for whole steps, for MEAN steps on average, and loses nothing in
- * other
+ * outage:MEAN  A link is down for whole steps, for MEAN steps on average, and loses nothing in other
  *     steps. It is the same chain with steps instead of packets, so p <= MEAN / (MEAN + 1) again.
  *     What shares a fate has the same random numbers. "outage:MEAN:sender": all links from a
  *     worker, as if its way into the network were down. "outage:MEAN:receiver": all links to a
@@ -37,8 +36,7 @@
  *     on the same path in the same step are lost again. A packet's age is 0 with probability 1-p, and
  *     k > 0 with p (1-s) s^(k-1), s = 1 - 1/MEAN; drift.c derives the drift from this.
  *
- * trace:FILE  Links read the file in a circle. Each link starts at its own place, and continues
- * from
+ * trace:FILE  Links read the file in a circle. Each link starts at its own place, and continues from
  *     step to step. `rate` 0 turns loss off for a phase; other rates have no effect.
  *
  * replay:FILE  Packets arrive as in a run that --record-loss recorded. Rates have no effect

@@ -52,9 +52,8 @@ static inline int ln_transport_bucket(lossynet_phase phase, int buckets, int ord
 struct ln_transport_calls {
     void *context;
     /* Fills in the next packets for a rank, at most `most` and at most LOSSYNET_BATCH, and returns
-     * their number. Sets *complete when no more will follow in this
-     * phase. Payloads stay valid until the next call, and those in registered memory until the
-     * phase ends. */
+     * their number. Sets *complete when no more will follow in this phase. Payloads stay valid
+     * until the next call, and those in registered memory until the phase ends. */
     int (*next)(void *context, lossynet_phase phase, int rank, struct ln_span *spans, int most,
                 bool *complete);
     /* Returns whether `next` has a packet now. */
@@ -73,7 +72,7 @@ struct ln_transport_calls {
     const uint8_t *(*acknowledge)(void *context, int rank, bool make, size_t *bytes);
 };
 
-/* ---- open and close (session.c, progress.c) ---- */
+/* ---- open and close (transport.c, exchange/progress.c) ---- */
 
 struct ln_transport_settings { /* fields have the same meaning in lossynet_settings */
     struct lossynet_world world;
@@ -113,7 +112,7 @@ void ln_transport_close(struct ln_transport *t);
 /* Returns the bytes that `open` takes in addition to the link's memory. */
 size_t ln_transport_memory(int ranks, size_t packet_bytes, bool encrypt);
 
-/* ---- phases (send.c, recv.c) ---- */
+/* ---- phases (exchange/phase.c) ---- */
 
 /* Opens the next phase of this kind for receiving, and tells the peers. */
 void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase);
@@ -138,7 +137,7 @@ bool ln_transport_turn(struct ln_transport *t);
 /* Waits until all our packets of a phase have left. */
 lossynet_status ln_transport_drain(struct ln_transport *t, lossynet_phase phase);
 
-/* ---- messages that are repeated until they arrive (message.c) ---- */
+/* ---- messages that are repeated until they arrive (exchange/phase.c, message.c) ---- */
 
 /* Every rank sends some bytes to each other rank and receives some. The part for rank r is bytes
  * out_offset[r] ... out_offset[r + 1] of `out`; the part from rank r is bytes in_offset[r] ...
