@@ -168,6 +168,24 @@ static int rounds_of(const struct lossynet_comm *comm, bool lossless) {
     return lossless ? 0 : ln_retransmission_rounds(comm, LOSSYNET_PARAMETER);
 }
 
+/* repaired: rounds were made, and what had arrived before them is counted. */
+static lossynet_status end(struct lossynet_comm *comm, bool repaired) {
+    if (!comm->steps.broadcasting) return LOSSYNET_OK;
+    comm->steps.broadcasting = false;
+    lossynet_status status = LOSSYNET_OK;
+    if (comm->transport) status = ln_transport_end(comm->transport, LOSSYNET_PARAMETER);
+    if (status) return status;
+    if (!repaired) ln_rounds_count(comm, LOSSYNET_PARAMETER);
+#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
+        grow_older(comm, v);
+        count(comm, v);
+    }
+    comm->steps.unmeasured = true;
+    ln_rule_receive(comm);
+    return ln_arrivals_trace(comm, LOSSYNET_PARAMETER, comm->steps.broadcast_step);
+}
+
 /* Sends, and decides what arrives within the rank. vectors NULL: only decides. */
 static lossynet_status begin(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     lossynet_status status = lossynet_broadcast_end(comm);
@@ -205,8 +223,9 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     if (status || comm->workers.count == 1) return status;
     if (comm->resources.memory.broadcast) copy_there(comm, vectors);
     comm->averaging.rule.vectors = vectors;
-    const bool waits = rounds_of(comm, lossless) || comm->averaging.rule.functions.receive;
-    return waits ? lossynet_broadcast_end(comm) : LOSSYNET_OK;
+    const bool repaired = rounds_of(comm, lossless) > 0;
+    const bool waits = repaired || comm->averaging.rule.functions.receive;
+    return waits ? end(comm, repaired) : LOSSYNET_OK;
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {
@@ -222,21 +241,7 @@ lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, dou
 }
 
 lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
-    if (!comm->steps.broadcasting) return LOSSYNET_OK;
-    comm->steps.broadcasting = false;
-    lossynet_status status = LOSSYNET_OK;
-    if (comm->transport) status = ln_transport_end(comm->transport, LOSSYNET_PARAMETER);
-    if (status) return status;
-    if (ln_retransmission_rounds(comm, LOSSYNET_PARAMETER) == 0)
-        ln_rounds_count(comm, LOSSYNET_PARAMETER);
-#pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
-    for (int v = 0; v < comm->workers.local; v++) {
-        grow_older(comm, v);
-        count(comm, v);
-    }
-    comm->steps.unmeasured = true;
-    ln_rule_receive(comm);
-    return ln_arrivals_trace(comm, LOSSYNET_PARAMETER, comm->steps.broadcast_step);
+    return end(comm, false);
 }
 
 lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vectors,

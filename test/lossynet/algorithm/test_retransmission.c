@@ -406,6 +406,29 @@ static void test_loss_near_a_threshold_changes_nothing(void **state) {
     lossynet_close(comm);
 }
 
+/* A step in which nothing is dropped counts as one in which all arrived at first, in both phases. */
+static void test_steps_without_loss_count(void **state) {
+    (void)state;
+    const int measured = LOSSYNET_ROUNDS_MEASURED;
+    struct lossynet_settings settings = retransmission_settings(0.4, measured, measured);
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(WORKERS, ELEMENTS);
+    for (uint64_t step = 0; step < 10; step++) {
+        double before[2];
+        struct lossynet_drift drift;
+        for (int phase = 0; phase < 2; phase++)
+            before[phase] = lossynet_lost_of_late(comm, (lossynet_phase)phase);
+        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(comm, x, step == 9), LOSSYNET_OK);
+        assert_int_equal(lossynet_broadcast(comm, x, step == 9), LOSSYNET_OK);
+        assert_int_equal(lossynet_drift_measure(comm, x, &drift), LOSSYNET_OK);
+        for (int phase = 0; phase < 2 && step == 9; phase++)
+            assert_true(lossynet_lost_of_late(comm, (lossynet_phase)phase) < 0.95 * before[phase]);
+    }
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
@@ -431,6 +454,7 @@ int main(void) {
         cmocka_unit_test(test_how_many_rounds),
         cmocka_unit_test(test_measured_rounds),
         cmocka_unit_test(test_loss_near_a_threshold_changes_nothing),
+        cmocka_unit_test(test_steps_without_loss_count),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("packets sent again", tests, NULL, NULL);
