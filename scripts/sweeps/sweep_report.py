@@ -81,7 +81,7 @@ def summarise(group):
         row[name] = mean(name)
     row["max_age"] = max(result["max_age"] for _, result, _, _ in members)
     row["seconds"] = mean("seconds")
-    row["diverged"] = sum(result["status"] != "complete" for _, result, _, _ in members)
+    row["diverged"] = sum(not result["perplexity"] for _, result, _, _ in members)  # also where only validation did
     row["changes"], row["taxes"] = [], []
     for _, result, base, run in members:
         if run.baseline == run.id or not base or not result["perplexity"] or not base["perplexity"]:

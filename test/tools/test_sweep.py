@@ -771,7 +771,7 @@ def test_a_seed_that_diverged_is_named():
     run = sweep_settings.Run(section, {"loss-rate": "0.2"}, None)
     run.id, run.baseline = "a", "b"
     result = {"perplexity": 11.0, "status": "complete", "max_age": 1}
-    lost = {**result, "perplexity": None, "status": "not finite"}
+    lost = {**result, "perplexity": None}  # the last update spoilt the model: its training loss is finite
     group = {"section": section, "label": "20%", "run": run,
              "members": [(seed, one, {"perplexity": 10.0}, run) for seed, one in enumerate((result, lost, result))]}
     text = sweep_report.as_text([sweep_report.summarise(group)])
