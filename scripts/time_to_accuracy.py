@@ -147,7 +147,7 @@ def main():
         table = table_of(a, rows_of(a.table, a.section))
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
-    except (csv.Error, KeyError, ValueError) as error:
+    except (csv.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         fail(f"{a.table}: not as scripts/sweeps/sweep.py writes it: {error}")
     print(f"{a.parameters:.3g} parameters, {a.tokens:.3g} tokens a step, {a.per_parameter:g} tokens a parameter, "
           f"{a.tflops:g} TFLOP/s a worker, {a.rtt_us:g} us; nothing overlaps (--help says what is assumed)\n")

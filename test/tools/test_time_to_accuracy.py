@@ -83,6 +83,7 @@ def test_wrong_use_gets_one_line(tmp_path):
     named = tmp_path / "named.csv"
     named.write_text(re.sub(r"[24]0\.0", "0.0", TABLE))
     (tmp_path / "broken.csv").write_text(TABLE.replace("0.25,0.1", "much,0.1"))
+    (tmp_path / "cut.csv").write_text(TABLE[:TABLE.index(",20.0,int6")])
     (tmp_path / "binary.csv").write_bytes(b"\xff\x00\n")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     for words, says in (((path, "--section=None"), "no row of a section 'None...' loses packets of both phases: expected one of: Other; Steep: small; Unknown"),
@@ -91,6 +92,7 @@ def test_wrong_use_gets_one_line(tmp_path):
                         ((path, "--workers=1"), "at least 2 workers"),
                         ((path, "--tokens=nan"), "numbers above 0"), ((path, "--workers=8.5"), "at least 2 workers"),
                         ((tmp_path / "broken.csv",), "broken.csv: not as scripts/sweeps/sweep.py writes it"),
+                        ((tmp_path / "cut.csv",), "cut.csv: not as scripts/sweeps/sweep.py writes it"),
                         ((tmp_path / "binary.csv",), "binary.csv: not as scripts/sweeps/sweep.py writes it"),
                         ((path, "--section=Unknown"), "no row of section 'Unknown...' has a step tax")):
         done = hours(*words)
