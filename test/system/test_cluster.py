@@ -146,13 +146,13 @@ def test_hosts_that_are_well(measured_hosts, tmp_path):
 @MEASURED
 @pytest.mark.measures
 def test_a_slow_port_is_named(measured_hosts):
-    slow_port(measured_hosts, 2, "50mbit")
+    slow_port(measured_hosts, 2, "25mbit")  # of 100; on a busy machine the others reach half of theirs
     try:
         done = preflight_of(measured_hosts)
     finally:
         measured_hosts.limit(2)
     line = only(done, measured_hosts.names[2], "% of the median rate from every peer")
-    assert 30 <= int(line.split("received ")[1].split("%")[0]) <= 70, line
+    assert 10 <= int(line.split("received ")[1].split("%")[0]) <= 70, line
 
 
 @MEASURED
