@@ -1,18 +1,22 @@
 """More of what scripts do, by what PyTorch offers: the rest of the table of torch_door.py (torch_habits.py)."""
+import copy
 import io
+import os
 import pickle
+import time
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.optim import swa_utils
+from torch.optim.optimizer import register_optimizer_step_post_hook
 import torch.distributed.optim
 import torch.utils.checkpoint
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_habits import (ADAMW, SGD, Noisy, alone, batch, built, loop, loss_of, net, refused, result, with_net,
-                          with_optimizer)
+from torch_habits import (ADAMW, SGD, Noisy, alone, batch, built, in_loop, loop, loss_of, net, refused, result,
+                          with_net, with_optimizer)
 
 
 # ---- what writes in forward passes
@@ -423,6 +427,182 @@ def replicated(make, rank):
     loop(model, optimizer, rank)
 
 
+# ---- memory that the script has
+
+def views_from_before(take, write):
+    """Of parameters, which the script reads and writes later."""
+    def case(make, rank):
+        inner = net()
+        views = [take(p) for p in inner.parameters()]
+        model, optimizer = make(inner, SGD, lr=0.1)
+        loop(model, optimizer, rank, steps=5, after=lambda _: [write(view) for view in views])
+        return {**result(inner), **{f"view {number}": view.clone() for number, view in enumerate(views)}}
+    return case
+
+
+class Aliases(nn.Module):
+    """A weight whose memory is that of another one that is not trained, or of a buffer."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        self.one, self.two, self.last = nn.Linear(20, 20), nn.Linear(20, 20).requires_grad_(False), nn.Linear(20, 5)
+        if buffer:
+            self.register_buffer("weight", self.one.weight.data[2:])
+        else:
+            self.two.weight.data = self.one.weight.data
+
+    def forward(self, x):
+        return self.last(self.two(self.one(x).tanh()).tanh())
+
+
+def flattened(inner):
+    """Parameters become slices of a vector, which is returned."""
+    vector = torch.cat([p.data.flatten() for p in inner.parameters()])
+    for p, part in zip(inner.parameters(), vector.split([p.numel() for p in inner.parameters()])):
+        p.data = part.view_as(p)
+    return vector
+
+
+@with_net()
+def flattened_later(model, inner, optimizer, rank):
+    loop(model, optimizer, rank)
+    vector = flattened(inner)
+    loop(model, optimizer, rank, after=lambda _: vector.mul_(0.9))
+
+
+def in_shared_memory(make, rank):
+    inner = net()
+    inner.share_memory()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank)
+    return {"shared": torch.tensor([float(p.is_shared()) for p in inner.parameters()]), **result(inner)}
+
+
+@refused
+def saves_other_weights(make, rank):
+    """While averages are in the place of the parameters, whose memory the script keeps."""
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    loop(model, optimizer, rank)
+    kept = [p.data for p in inner.parameters()]
+    for p in inner.parameters():
+        p.data = 0.5 * p.data
+    optimizer.state_dict()
+    assert kept
+
+
+def gradients_of_the_script(flat):
+    """Tensors that the script puts there before backward(), and uses by their names afterwards."""
+    @refused
+    def case(make, rank):
+        inner = net()
+        model, optimizer = make(inner, SGD, lr=0.1)
+        vector = torch.zeros(sum(p.numel() for p in inner.parameters()))
+        for p, part in zip(inner.parameters(), vector.split([p.numel() for p in inner.parameters()])):
+            p.grad = part.view_as(p) if flat else part.view_as(p).clone()
+        kept = [p.grad for p in inner.parameters()]
+        loop(model, optimizer, rank, zero=False, between=lambda _: [gradient.mul_(0.1) for gradient in kept])
+    return case
+
+
+@refused
+def gradients_with_graphs(make, rank):
+    inner = net()
+    model, _ = make(inner, SGD, lr=0.1)
+    loss = loss_of(model, 0, rank)
+    loss.backward(create_graph=True)
+    (loss + sum(p.grad.square().sum() for p in inner.parameters())).backward()
+
+
+@refused
+def graph_of_an_earlier_step(make, rank):
+    model, optimizer = make(net(), SGD, lr=0.1)
+    losses = [loss_of(model, step, rank) for step in range(2)]
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@refused
+def hook_of_all_optimizers(make, rank):
+    inner = net()
+    model, optimizer = make(inner, SGD, lr=0.1)
+    handle = register_optimizer_step_post_hook(lambda *_: inner[0].weight.data.mul_(0.9))
+    try:
+        loop(model, optimizer, rank)
+    finally:
+        handle.remove()
+
+
+def evaluates_in_a_child(make, rank):
+    """Which is forked while parameters arrive, and is told so."""
+    inner = net(width=300)
+    model, optimizer = make(inner, SGD, lr=0.1)
+    for step in range(5):
+        loop(model, optimizer, rank, steps=1)
+        child = os.fork()
+        if not child:
+            try:
+                with torch.no_grad():
+                    inner(batch(step, 0)[0])
+            finally:
+                os._exit(0)
+        end = time.monotonic() + 60
+        while not os.waitpid(child, os.WNOHANG)[0]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    return result(inner)
+
+
+class Scaled(nn.Module):
+    """Parameters of one number, and of none."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale, self.empty = net(), nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale + self.empty.sum()
+
+
+def saved_and_loaded(optimizer_class):
+    def case(make, rank):
+        torch.manual_seed(0)
+        inner = Scaled()
+        model, optimizer = make(inner, optimizer_class, **({"bucket_mb": 1e-4} if make.ours else {}))
+        loop(model, optimizer, rank)
+        state = copy.deepcopy(optimizer.gathered_state_dict() if make.ours else optimizer.state_dict())
+        optimizer.load_state_dict(state)
+        plain = optimizer_class(copy.deepcopy(inner).parameters())
+        plain.load_state_dict(state)
+        loop(model, optimizer, rank)
+        return {name: value for name, value in result(inner).items() if value.numel()}
+    return case
+
+
+@with_net()
+def compiled_change(model, inner, optimizer, rank):
+    @torch.compile(backend="eager")
+    def change():
+        for p in inner.parameters():
+            p.grad.mul_(0.1)
+    loop(model, optimizer, rank, between=lambda _: change())
+
+
+class Clips(SGD):
+    """By the norm of all gradients, where that is large."""
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 100.0)
+        return super().step(closure)
+
+
+def writes_in_model(inner, optimizer):
+    with optimizer.model():
+        inner.load_state_dict(net(5).state_dict())
+
+
 # ---- what is not the same on all ranks
 
 def written(change, before=False, build=net):
@@ -661,6 +841,22 @@ TABLE = {
     "state of another step": other_state(lambda o: o.state_dict()),
     "state of another file": other_state(lambda o: o.gathered_state_dict()),
     "OneCycle": by_schedule(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=10), momentum=0.9),
+    "views": views_from_before(lambda p: p.data.view(-1), lambda view: view.mul_(0.9)),
+    "rows": views_from_before(lambda p: p.detach()[0], lambda view: view.mul_(0.9)),
+    "views, numpy": views_from_before(lambda p: torch.from_numpy(p.detach().numpy()), lambda view: view),
+    "frozen, tied by .data": built(lambda: Aliases(False)), "buffer of a weight": refused(
+        lambda make, rank: built(lambda: Aliases(True))(make, rank)),
+    "flattened later": flattened_later, "shared memory": in_shared_memory, "saves other weights": saves_other_weights,
+    "gradients kept": gradients_of_the_script(False), "gradients in a vector": gradients_of_the_script(True),
+    "create_graph": gradients_with_graphs, "earlier graph": graph_of_an_earlier_step,
+    "hook of all optimizers": hook_of_all_optimizers, "evaluates in a child": evaluates_in_a_child,
+    "scalars, AdamW": saved_and_loaded(ADAMW), "scalars, NAdam": saved_and_loaded(torch.optim.NAdam),
+    "scalars, ASGD": saved_and_loaded(torch.optim.ASGD), "compiled change": compiled_change,
+    "clips": with_optimizer(Clips, lr=0.1), "overlap": refused(lambda make, _: make.optimizer(
+        [nn.Parameter(part) for part in torch.ones(10).unfold(0, 6, 4)], SGD)),
+    "optimizer copied": in_loop(lambda _inner, optimizer: copy.deepcopy(optimizer)),
+    "hook of state_dict": in_loop(lambda _inner, optimizer: optimizer.register_state_dict_post_hook(print)),
+    "written in model()": in_loop(writes_in_model),
     "ASGD": built(net, None, torch.optim.ASGD, lr=1e-2, t0=2), "Rprop": built(net, None, torch.optim.Rprop, lr=1e-2),
     "Adagrad": built(net, None, torch.optim.Adagrad, lr_decay=0.1), "NAdam": built(net, None, torch.optim.NAdam),
 }

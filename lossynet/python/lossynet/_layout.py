@@ -12,7 +12,8 @@ class Entry:
         self.place = slice(offset, offset + parameter.numel())
         self.dtype, self.device, self.kind = parameter.dtype, parameter.device, type(parameter)
         self.tensor = parameter._cdata  # in C++, where its hooks are
-        self.direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
+        self.exact = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
+        self.direct = False  # the parameter is memory of the vector, else copied to and from there
         self.words = f"parameter {name}" if name else f"a parameter of shape {tuple(parameter.shape)}"
         self.final = False  # its gradient of this step is with the library
         self.sent: torch.Tensor | None = None  # p.grad whose elements are in the vector

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,7 +36,6 @@ def is_compiled(module: torch.nn.Module) -> bool:
 # ---- refusals
 
 def check_parameters(parameters: Named) -> None:
-    seen: dict[int, str] = {}
     for name, parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):
             raise ValueError(f"lossynet: parameter {name or 'without a name'} has no shape yet: expected a forward "
@@ -48,11 +48,18 @@ def check_parameters(parameters: Named) -> None:
         if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
             raise ValueError(f"lossynet: {words} is a {type(parameter.data).__name__}, "
                              f"{parameter.layout}: expected a dense torch.Tensor, whole on each rank")
-        if parameter.data_ptr() in seen:
-            raise ValueError(f"lossynet: {words} has the memory of {seen[parameter.data_ptr()]}: expected one parameter "
-                             "in both places, as in b.weight = a.weight, or b.weight.data = a.weight.data.clone()")
-        if parameter.data_ptr():
-            seen[parameter.data_ptr()] = words
+    check_memory(parameters)
+
+
+def check_memory(tensors: Named) -> None:
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.element_size() * (1 + sum(
+        step * (size - 1) for step, size in zip(t.stride(), t.shape))), t.requires_grad, f"{name} {tuple(t.shape)}")
+                   for name, t in tensors if t.layout == torch.strided and t.numel())
+    for number, (_, end, trained, name) in enumerate(spans):
+        for _, _, other_trained, other in itertools.takewhile(lambda span: span[0] < end, spans[number + 1:]):
+            if trained or other_trained:
+                raise ValueError(f"lossynet: {name} has the memory of {other}: expected one parameter in both places, "
+                                 "as in b.weight = a.weight, or a copy, a.weight.data.clone()")
 
 
 def check_modules(module: torch.nn.Module) -> None:
@@ -69,14 +76,17 @@ def check_modules(module: torch.nn.Module) -> None:
             raise RuntimeError(f"lossynet: {found.pop()} is around the model and averages, too: expected the model "
                                "itself, in a plain loop or with a framework that sees one process: "
                                "lossynet.Place.take() before the framework is imported (README)")
+    if not torch.jit.is_tracing():  # which records shapes
+        check_memory([*((name, p) for name, p in module.named_parameters() if p.requires_grad),
+                      *((name, b.detach()) for name, b in module.named_buffers() if type(b) is torch.Tensor)])
 
 
 def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords: dict[str, Any],
-                    whole: bool, rank: int) -> dict[str, bool]:
+                    whole: bool, rank: int) -> dict[str, bool | None]:
     """Ranks own parts of parameters, as flat vectors, or whole ones. Does the optimizer do the same with what a rank
-    owns as with all? Returns the names of its state, and whether that has the shape of the parameter. rank: each tries
-    other values, so that an optimizer that exchanges them is seen."""
-    state: dict[str, bool] = {}
+    owns as with all? Returns the names of its state, and whether that has the shape of the parameter, or is a number
+    (False), or neither (None). rank: each tries other values, so that an optimizer that exchanges them is seen."""
+    state: dict[str, bool | None] = {}
     tried: list[Any] = []
     for group in groups:
         given, dims = {**keywords, **settings(group)}, sorted({p.dim() for p in group["params"]})
@@ -101,10 +111,11 @@ def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords
 
 
 def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ...]], cut: bool, seed: int,
-         state: dict[str, bool]) -> str:
+         state: dict[str, bool | None]) -> str:
     """What goes wrong with two optimizers, each for some tensors or (cut) parts of one. Empty: nothing."""
     generator = torch.Generator().manual_seed(seed)
-    start, *gradients = ([torch.randn(shape, generator=generator, device="cpu") for shape in shapes] for _ in range(4))
+    start, *gradients = ([scale * torch.randn(shape, generator=generator, device="cpu") for shape in shapes]
+                         for scale in (1, 1, 1, 1e4))  # some clip what is large
     cuts = (lambda tensors: tensors[0].flatten().split([10, 9, 5])) if cut else list
     together = [torch.nn.Parameter(tensor.clone()) for tensor in start]
     optimizers = [optimizer_class(together, **given)]  # with its own words about wrong keywords
@@ -116,11 +127,11 @@ def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ..
                 parameter.grad = gradient.clone()
             for each in optimizers:
                 each.step()
-        for one, other, before in zip(parts, cuts(together), cuts(start)):
-            if not (one - other).abs().max().item() <= 1e-4 * (other - before).abs().max().item():
-                return "with a part of what is trained it makes other steps than with all"
+            for one, other, before in zip(parts, cuts(together), cuts(start)):
+                if not (one - other).abs().max().item() <= 1e-4 * (other - before).abs().max().item():
+                    return "with a part of what is trained it makes other steps than with all"
         for parameter, held in optimizers[0].state.items():
-            state.update((name, not torch.is_tensor(value) or not value.dim() or value.shape == parameter.shape)
+            state.update((name, torch.is_tensor(value) and value.dim() > 0 and (value.shape == parameter.shape or None))
                          for name, value in held.items() if value is not None)
     except Exception as error:  # pylint: disable=broad-exception-caught
         return f"{type(error).__name__}: {error}"

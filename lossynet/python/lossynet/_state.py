@@ -45,7 +45,7 @@ class Saved:
         """The state of all shards put together, as ``optimizer_class`` on the whole parameters would return
         it, on every rank. Any number of ranks can load it. Collective."""
         self._rest("gathered_state_dict()")
-        if not all(self._state_names.values()):
+        if None in self._state_names.values():
             raise ValueError("lossynet: the optimizer's state has other shapes than the parameters: expected "
                              "state_dict() instead of gathered_state_dict()")
         plain = torch.optim.Optimizer([dict(group) for group in self.param_groups], {})
@@ -60,9 +60,19 @@ class Saved:
             for entry in self._entries:
                 part = whole[entry.place]
                 if not part.isnan().all():  # no rank has any where the parameter has had no gradient
-                    value = part[0] if key == "step" else part.view(entry.parameter.shape)
+                    value = part.view(entry.parameter.shape) if self._state_names[key] else part[0]
                     plain.state[entry.parameter][key] = value.clone()
         return plain.state_dict()
+
+    def __getstate__(self) -> None:
+        raise TypeError("lossynet: a ShardedOptimizer cannot be copied or saved: expected its state_dict(), or "
+                        "gathered_state_dict()")
+
+    def _hook(self, *_given: Any, **_more: Any) -> None:
+        raise RuntimeError("lossynet: hooks of state_dict(): expected the change where it is called")
+
+    register_state_dict_pre_hook = register_state_dict_post_hook = _hook
+    register_load_state_dict_pre_hook = register_load_state_dict_post_hook = _hook
 
     def _facts_of_state(self) -> list[Any]:
         return [(id(value), value._version) if torch.is_tensor(value) else value
@@ -84,6 +94,7 @@ class Saved:
             self._load_gathered(state_dict)
         self.state = self.optimizer.state
         self._state_facts = self._facts_of_state()
+        self._show(self._values)
         for shard, values, _ in self._masters:
             values.copy_(self._values[shard])
         for group, shards in zip(self.param_groups, self.optimizer.param_groups):
@@ -115,8 +126,7 @@ class Saved:
             for where, piece, _ in entry.pieces:
                 part = slice(where.start - entry.place.start, where.stop - entry.place.start)
                 inner["state"][order[id(piece)]] = {
-                    key: value.flatten()[part].view(piece.shape).clone()
-                    if torch.is_tensor(value) and value.dim() else value
+                    key: value.flatten()[part].view(piece.shape).clone() if self._state_names.get(key) else value
                     for key, value in whole.items()}
         for group, loaded in zip(inner["param_groups"], state_dict["param_groups"]):
             group.update(settings(loaded))

@@ -50,6 +50,7 @@ class Watched:
     kind: type[torch.nn.Parameter]  # its class before
 
     @classmethod
+    @torch._disable_dynamo
     def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _name(function)
         if name in _FACTS:
@@ -89,6 +90,7 @@ class Sent(torch.Tensor):
     touched: Callable[[Sent], torch.Tensor]  # averages, and returns what takes its place
 
     @classmethod
+    @torch._disable_dynamo
     def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _name(function)
         if name in _FACTS:
@@ -96,7 +98,8 @@ class Sent(torch.Tensor):
         if name == "detach_":
             return args[0]
         if name in _CONVERSIONS and getattr(args[0], "spent", False):  # as model.to(...) does after training
-            return None if name == "data=" else spend(_plainly(function, args, kwargs), args[0])
+            of = args[0].parameter, args[0].touched
+            return None if name == "data=" else spend(_plainly(function, args, kwargs), *of)
         if name in ("zero_", "_foreach_zero_"):  # as zero_grad(set_to_none=False) does
             args = pytree.tree_map(lambda a: _zeros(a) if isinstance(a, Sent) and a.parameter.grad is a else a, args)
         args, kwargs = pytree.tree_map(lambda a: a.touched(a) if isinstance(a, Sent) else a, (args, kwargs or {}))
@@ -109,13 +112,12 @@ def _zeros(gradient: Sent) -> torch.Tensor:
 
 
 def sent(gradient: torch.Tensor, parameter: torch.nn.Parameter, touched: Callable[[Sent], torch.Tensor]) -> Sent:
-    marked = gradient.detach().as_subclass(Sent)
-    marked.parameter, marked.touched = parameter, touched
-    return marked
-
-
-def spend(gradient: torch.Tensor, of: Sent) -> Sent:
-    if not isinstance(gradient, Sent):
-        gradient = sent(gradient, of.parameter, of.touched)
-    gradient.spent = True
+    gradient.__class__ = Sent
+    gradient.parameter, gradient.touched = parameter, touched
     return gradient
+
+
+def spend(gradient: torch.Tensor, *of: Any) -> Sent:
+    marked = gradient if isinstance(gradient, Sent) else sent(gradient.detach(), *of)
+    marked.spent = True
+    return marked

@@ -108,7 +108,7 @@ class Comm:
                  check: Callable[..., None] | None = None, **given: Any):
         self.buckets = [elements] if isinstance(elements, int) else list(elements)
         self.elements = sum(self.buckets)
-        place, world = Place.of(rank, ranks, address), World()
+        place, world, self.process = Place.of(rank, ranks, address), World(), os.getpid()
         call("rendezvous_open", place.address.encode(), place.rank, place.ranks, timeout, world)
         self.rank, self.ranks = place.rank, place.ranks
         sizes, handle = (ctypes.c_size_t * len(self.buckets))(*self.buckets), ctypes.c_void_p()
@@ -136,7 +136,6 @@ class Comm:
         self._handle = handle
         self._ahead = None  # memory that the library reads
         self._lists: dict[int, Any] = {}
-        self._measures_lead, self._look_ahead = self.option("lead") == "auto", float(self.option("look_ahead"))
         self.carry(True)
 
     def close(self) -> None:
@@ -153,6 +152,8 @@ class Comm:
     def _comm(self) -> ctypes.c_void_p:
         if not self._handle:
             raise LossynetError("the comm is closed: expected calls before close()", "closed")
+        if os.getpid() != self.process:
+            raise LossynetError("this process was forked from a rank: expected the rank to make the call", "forked")
         return self._handle
 
     # ---- facts
@@ -271,8 +272,8 @@ class Comm:
 
     def lead(self) -> float:
         """How many steps ahead of the model owners should broadcast (options ``lead``, ``look_ahead``)."""
-        measured = get("lead", self._comm) if self._measures_lead else 0.0
-        return measured + self._look_ahead if self.ranks > 1 else 0.0
+        measured = get("lead", self._comm) if self.option("lead") == "auto" else 0.0
+        return measured + float(self.option("look_ahead")) if self.ranks > 1 else 0.0
 
     def broadcast_ahead(self, ahead: Any | None, lead: float) -> None:
         """From now on broadcasts send ``ahead`` (owned elements, float32, in order of buckets) instead of the

@@ -28,11 +28,13 @@ import logging
 import math
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from . import _model, _state, _touch
@@ -83,9 +85,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     ``wire_dtype`` is float32 where no loss is asked for, so that nothing is rounded; ``"auto"`` is the trainer's.
 
     At construction all ranks take rank 0's values. Each step needs a zero_grad(), as in PyTorch. A parameter without
-    a gradient at any rank is left alone. LR schedulers see ``param_groups`` as usual. Raises
-    LossynetError where the model differs between ranks, and, in later calls, where a rank dies, leaves or makes
-    another call.
+    a gradient at any rank is left alone. Raises LossynetError where the model differs between ranks, and, in later
+    calls, where a rank dies, leaves or makes another call.
     """
 
     def __init__(self, params: torch.nn.Module | Iterable[Any], optimizer_class: type[torch.optim.Optimizer], *,
@@ -125,15 +126,12 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                          check=functools.partial(_model.same_model, named), **given)
         self._take_memory(sum(sizes))
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
-        self._process = os.getpid()
-        self.steps = 0  # that were made
-        self._step_begun = -1
+        self.steps, self._step_begun = 0, -1  # that were made; the last that the library has begun
         self._begun = self._broadcasting = False  # a gradient phase; a parameter phase
-        self._averaged = False  # gradients are the average of all ranks
+        self._averaged = self._unsent = False  # gradients are the average of all ranks; the last came within no_sync()
         self._events: dict[int, torch.cuda.Event] = {}  # of buckets: the copy from a GPU is complete
         self._norm, self._report = 0.0, {}
         self._not_finite: NotFinite | None = None  # what no receiver took in this step
-        self._unsent = False  # the last gradients came within no_sync()
         self._sending = self._may_write = False  # parameters, while the script goes on; it may write them unseen
         self._equal = not (rule or float(self.comm.option("look_ahead"))  # replicas, as long as nothing is lost
                            or self.comm.option("wire_dtype") != "float32")
@@ -142,10 +140,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._of_bucket = [[entry for entry in self._entries if entry.bucket == each] for each in range(len(sizes))]
         self._arriving = [False] * len(sizes)
         self._hooked = -2  # the step in which a module has called hooks
-        self._overlaps = False
+        self._passing = self._overlaps = False  # a forward pass goes on; parameters have arrived during the last
         self._roots: dict[torch.nn.Module, _Root | None] = {}  # modules that were called, or lie within one
         self._hooks = [register_module_forward_pre_hook(self._before_forward),
-                       register_module_forward_hook(self._after_forward)]
+                       register_module_forward_hook(self._after_forward, always_call=True)]
         for entry in self._entries:
             self._hooks += (entry.parameter.register_hook(functools.partial(self._gradient_comes, entry)),
                             entry.parameter.register_post_accumulate_grad_hook(self._gradient_final))
@@ -186,18 +184,27 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             entry.value.copy_(entry.parameter.detach())
         self.comm.spread(self._values)
         self.comm.start(self._values)
-        for entry in self._entries:
-            if entry.direct:
-                entry.parameter.data = entry.value
-            else:
-                entry.parameter.data.copy_(entry.value)
-            entry.version, entry.uses = entry.parameter._version, _uses(entry.value)
+        self._place(self._entries)
         self._owned = [shard for shard in self.comm.owned() if shard.stop > shard.start]
         owned = sum(shard.stop - shard.start for shard in self._owned)
         device = _device_of_masters(devices, owned)
         self._masters = [(shard, _there(self._values[shard], device), _there(self._gradients[shard], device))
                          for shard in self._owned]  # and their gradients: views of the vectors, or copies on a GPU
         self._ahead = torch.empty(owned, dtype=torch.float32, device=device)
+
+    def _place(self, entries: list[Entry]) -> None:
+        """Parameters get their values, and become memory of the vector, but for those whose own is used by more: views
+        that the script has, or other processes."""
+        sharing = Counter(entry.parameter.untyped_storage()._cdata for entry in entries)
+        for entry in entries:
+            known = sharing[entry.parameter.untyped_storage()._cdata]
+            entry.direct = entry.exact and _uses(entry.parameter) == known and not entry.parameter.is_shared()
+        for entry in entries:
+            if entry.direct:
+                entry.parameter.data = entry.value
+            else:
+                entry.parameter.data.copy_(entry.value)
+            entry.version, entry.uses = entry.parameter._version, _uses(entry.value)
 
     def _optimizer_of_shards(self, optimizer_class: type[torch.optim.Optimizer], keywords: dict[str, Any],
                              whole: bool) -> torch.optim.Optimizer:
@@ -241,6 +248,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _gradient_comes(self, entry: Entry, _gradient: torch.Tensor) -> None:
         """Autograd calls this before it adds to a parameter's gradient. If that has left already, it becomes the
         average of all ranks, as DistributedDataParallel leaves it."""
+        there = entry.parameter.grad
+        if not (there is None or there is entry.sent or isinstance(there, _touch.Sent)) and _uses(there) > 1:
+            raise RuntimeError(f"lossynet: p.grad of {entry.words} is a view of memory that the script has: expected "
+                               "optimizer.zero_grad() before backward(), and p.grad after it")
         if entry.final:
             logging.getLogger("lossynet").info("lossynet: another backward() before step(): from now on gradients "
                                                "leave in step(); optimizer.no_sync() around all but the last is faster")
@@ -251,11 +262,15 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         """Autograd calls this when it has added a parameter's gradient."""
         entry = self._of[id(parameter)]
         _touch.plain(parameter)
-        if parameter.grad.is_sparse:
+        came = parameter.grad
+        if came.is_sparse:
             raise RuntimeError(f"lossynet: {entry.words} has a sparse gradient: expected a dense one: sparse=False "
                                "in nn.Embedding")
+        if came.requires_grad:
+            raise RuntimeError(f"lossynet: {entry.words} has a gradient with a graph, which no ranks average: expected "
+                               "torch.autograd.grad(create_graph=True) for it, and backward() without")
         entry.check()
-        if getattr(parameter.grad, "spent", False):
+        if getattr(came, "spent", False):
             return  # that of an earlier step, to which backward() has added: step() refuses
         self._averaged, self._unsent = False, not self._sync
         entry.final = self._sync and not self._late
@@ -263,6 +278,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._begin()
         if entry.final or entry.direct:
             self._collect(entry)
+        if parameter.grad is not came:  # a script that keeps it is told, should it use it
+            _touch.sent(came, parameter, self._touched)
         if self._sync and not isinstance(parameter.grad, _touch.Sent):
             parameter.grad = _touch.sent(parameter.grad, parameter, self._touched)
         entry.sent = parameter.grad
@@ -281,8 +298,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                    "before ShardedOptimizer is made, or Tensor.register_hook")
             self._average()
         if entry.sent is not gradient or parameter.grad is None or parameter.grad is gradient:
-            raise RuntimeError("lossynet: a gradient from before step() or zero_grad() is used: expected its use, or "
-                               "p.grad.clone(), before, and optimizer.zero_grad() between step() and backward()")
+            raise RuntimeError("lossynet: what p.grad was before backward(), zero_grad() or step() is used: expected "
+                               "p.grad, or its clone(), and optimizer.zero_grad() between step() and backward()")
         return parameter.grad
 
     @torch.no_grad()
@@ -291,11 +308,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         gradient = entry.parameter.grad
         if gradient is None:
             entry.gradient.zero_()
-        elif entry.direct and (gradient is entry.gradient or gradient is entry.sent):
-            pass  # autograd has added to it in place
         elif entry.direct:
-            entry.gradient.copy_(gradient)
-            entry.parameter.grad = entry.gradient
+            if gradient is not entry.sent:  # else autograd has added to it in place
+                entry.gradient.copy_(gradient)
+                entry.parameter.grad = entry.gradient.detach()
         else:
             if self._stream:
                 self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -367,14 +383,16 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         return loss
 
     def _check_script(self) -> None:
+        if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+            raise RuntimeError("lossynet: hooks of all optimizers are called for the one within, too: expected "
+                               "optimizer.register_step_pre_hook() or register_step_post_hook()")
         if [list(map(id, group["params"])) for group in self.param_groups] != self._groups:
             raise RuntimeError("lossynet: param_groups have other parameters than at construction: expected close() "
                                "and a new ShardedOptimizer")
         for parameter in self._others.to_train():
             raise RuntimeError(f"lossynet: a parameter of shape {tuple(parameter.shape)} requires a gradient that did "
                                "not, or was not in the model, at construction: expected requires_grad_(True) before "
-                               "ShardedOptimizer is made, load_state_dict() without assign=True, or close() and a new "
-                               "ShardedOptimizer; what is frozen later is left alone")
+                               "ShardedOptimizer is made, load_state_dict() without assign=True, or a new one")
         for entry in self._entries:
             entry.check()
             if getattr(entry.parameter.grad, "spent", False):
@@ -407,9 +425,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             if not keep:
                 parameter.grad = None
             elif parameter.grad is not None:
-                if not isinstance(parameter.grad, _touch.Sent):
-                    parameter.grad = _touch.sent(parameter.grad, parameter, self._touched)
-                parameter.grad.spent = True
+                parameter.grad = _touch.spend(parameter.grad, parameter, self._touched)
 
     # ---- what ranks tell each other
 
@@ -486,37 +502,41 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         for entry in itertools.compress(self._entries, used):
             if entry.parameter.grad is entry.sent:  # the script has not replaced or dropped it
                 gradient = fresh[entry.place].view(entry.parameter.shape)
-                entry.parameter.grad = gradient if entry.direct else gradient.to(entry.device, entry.dtype)
+                entry.parameter.grad = gradient.to(entry.device, entry.dtype, copy=True)
         self._averaged = True
 
     # ---- parameters
 
     @torch.no_grad()
     def _adopt(self, loads: bool = False) -> None:
-        """Takes what the script has put in the place of a parameter's memory. loads: also what it has put into
-        parameters that have a master elsewhere."""
+        """Takes what the script has put in a parameter's place. loads: also into those with a master elsewhere."""
+        replaced = []
         for entry in self._entries:
             entry.check()
             parameter = entry.parameter
             if entry.direct and parameter.data_ptr() != entry.value.data_ptr():
+                if _uses(entry.value) >= entry.uses:  # a copy into it would change that, too
+                    raise RuntimeError(f"lossynet: {entry.words} has other memory, while the script has that of "
+                                       "before: expected p.data.clone()")
                 entry.value.copy_(parameter)
-                parameter.data = entry.value
+                replaced.append(entry)
             elif not entry.direct and (
                     entry.device.type == "cpu" or self._may_write or parameter._version != entry.version):
-                if loads:
+                if loads or entry.exact:
                     entry.value.copy_(parameter)
                 elif not torch.equal(parameter.to("cpu"), entry.value.to(entry.dtype)):
                     raise RuntimeError(f"lossynet: {entry.words}, {entry.dtype} on {entry.device}, was written, but "
                                        "step() trains its float32 master: expected weights to be loaded before "
                                        "ShardedOptimizer is made, or optimizer.load_state_dict() after them")
                 entry.version = parameter._version
+        self._place(replaced)
 
     def _begin_broadcast(self) -> None:
         self.comm.broadcast_begin(self._values)
         self._arriving = [True] * len(self._arriving)
         checks, hooked = self.steps <= _model.CHECKED_STEPS, self._hooked == self.steps - 1
         # Nobody sees that a script reads memory which it has kept, such as p.data or model.state_dict().
-        kept = any(entry.direct and _uses(entry.value) > entry.uses for entry in self._entries)
+        kept = any(entry.exact and (not entry.direct or _uses(entry.value) > entry.uses) for entry in self._entries)
         self._overlaps = self._sending = self._overlap and hooked and not kept and not checks
         self._may_write = kept or not (self._overlap or self._stream)
         for entry in filter(lambda each: each.direct, self._entries):
@@ -564,6 +584,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             for _, piece, gradient in entry.pieces:  # where no rank has a gradient the optimizer leaves it alone
                 piece.grad = gradient if each else None
         self.optimizer.step()
+        torch.autograd.graph.increment_version(  # so that backward() through an earlier pass is refused, as always
+            [entry.parameter for entry in itertools.compress(self._entries, used)])
         self._state_facts = self._facts_of_state()
         for shard, values, _ in self._masters:
             _bring(values, self._values[shard])
@@ -576,7 +598,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
         """Every module calls this before its forward pass: waits for the module's own parameters."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._is_forked():
             return
         inner = getattr(module, "_orig_mod", module)
         if inner not in self._roots:
@@ -594,13 +616,16 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 _touch.plain(parameter)
 
     def _after_forward(self, module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and (root := self._roots.get(module)) and not root.whole:
-            self._watch(True)
+        if not torch.compiler.is_compiling() and (root := self._roots.get(getattr(module, "_orig_mod", module))):
+            self._passing = False
+            if not root.whole:
+                self._watch(True)
 
     def _begin_pass(self, root: _Root) -> None:
         """As DistributedDataParallel, gives all ranks rank 0's buffers before a forward pass. Those that change were
         sent by step(); further passes of a step send them again, except within no_sync()."""
-        self._hooked, trains, again = self.steps, torch.is_grad_enabled(), root.step == self.steps
+        self._passing, self._hooked = True, self.steps
+        trains, again = torch.is_grad_enabled(), root.step == self.steps
         if trains and again and root.syncs and self._others.may_move(self.steps):
             self._end_broadcast()
             if self._begun:
@@ -641,17 +666,23 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._roots[module] = _Root(module)
 
     def _arrive(self, parameter: torch.nn.Parameter, whole: bool) -> None:
-        """A script touches a parameter: it waits for it, or for all until no more is sent."""
-        if os.getpid() != self._process:
-            if self._sending:
-                raise RuntimeError("lossynet: parameters were still arriving when this process was forked: expected "
-                                   "optimizer.synchronize() before")
-        elif whole and torch._C._current_graph_task_id() < 0:  # in backward() a function reads its own weight
+        """A script touches a parameter: it waits for all until no more is sent; within a forward pass, unless it needs
+        the whole, and in backward(), where a function reads its own weight, for this one."""
+        if self._is_forked():
+            return
+        if (whole or not self._passing) and torch._C._current_graph_task_id() < 0:
             self._may_write = True
             self._end_broadcast()
             self._watch(False)
         else:
             self._wait(self._of[id(parameter)].bucket)
+
+    def _is_forked(self) -> bool:
+        """Whether this is another process than that of the optimizer, in which parameters stay as they are."""
+        if os.getpid() != self.comm.process and any(self._arriving):
+            raise RuntimeError("lossynet: parameters were still arriving when this process was forked: expected "
+                               "optimizer.synchronize() before")
+        return os.getpid() != self.comm.process
 
     @torch.no_grad()
     def _wait(self, bucket: int) -> None:
@@ -704,13 +735,18 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     @contextlib.contextmanager
     def model(self) -> Iterator[None]:
         """Within, the parameters hold the model, the owners' values, instead of this rank's replica: to
-        evaluate or save it. It takes the memory of two vectors. Collective."""
+        evaluate or save it. It takes the memory of two vectors. Collective. RuntimeError: they were written."""
         self._rest("model()")
         fresh, replica = torch.empty_like(self._values), self._values.clone()
         self.comm.gather_fresh(self._values, fresh)
         self._show(fresh)
         try:
             yield
+            self._watch(False)
+            if not all(torch.equal(entry.parameter.cpu().flatten(), fresh[entry.place].to(entry.dtype))
+                       for entry in self._entries):
+                raise RuntimeError("lossynet: parameters were written within model(), which puts back what was there "
+                                   "before: expected load_state_dict() and step() outside")
         finally:
             self._show(replica)
 
@@ -724,7 +760,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leaves the other ranks. It happens at the end of the process, too."""
-        if os.getpid() != self._process:
+        if os.getpid() != self.comm.process:
             return  # in a forked process, such as a DataLoader's worker
         for hook in (*self._hooks, *self._others.hooks):
             hook.remove()
@@ -761,4 +797,4 @@ def _bring(tensor: torch.Tensor, copy: torch.Tensor) -> None:
 
 def _uses(tensor: torch.Tensor) -> int:
     """How many tensors share its memory."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1  # the object that is asked
