@@ -40,6 +40,11 @@ stride=${STRIDE:-512}
 case $stride in
 '' | *[!0-9]* | 0*) fail "STRIDE is '$stride', expected a positive whole number" 2 ;;
 esac
+for context in ${CONTEXTS:-2048 4096}; do
+    case $context in
+    *[!0-9]* | 0*) fail "CONTEXTS has '$context', expected positive whole numbers, such as '2048 4096'" 2 ;;
+    esac
+done
 [ -f "$model/config.json" ] || fail "'$model' is no model directory: it has no config.json"
 [ -f "$tokenizer" ] || fail "'$tokenizer' is missing; name the model's tokenizer in TOKENIZER=FILE"
 positions=$(sed -n 's/.*"max_position_embeddings" *: *\([0-9]*\).*/\1/p' "$model/config.json")

@@ -129,6 +129,12 @@ def test_a_model_for_shorter_contexts(trained):
     assert done.stderr == "perplexity.sh: nothing was measured: expected CONTEXTS of at most 512, such as CONTEXTS=512\n"
 
 
+@pytest.mark.parametrize("contexts", ["2048,4096", "128 0"])
+def test_contexts_that_are_no_numbers(tmp_path, contexts):
+    done = script(tmp_path, CONTEXTS=contexts)
+    assert done.returncode == 2 and done.stderr.startswith("perplexity.sh: CONTEXTS has ") and done.stderr.count("\n") == 1
+
+
 def test_script(trained, tmp_path):
     checkpoint, text = trained
     done = script(checkpoint, text, "--batch", "3", CONTEXTS="128 512 2048", STRIDE="64")
