@@ -41,9 +41,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 /* Shared variables are static at block scope. As thread_local they lie in the executable's TLS
@@ -57,12 +55,6 @@
 
 /* ---- vector types ------------------------------------------------------------------------- */
 
-struct alignas(8) int2 {
-    int x, y;
-};
-struct alignas(16) int4 {
-    int x, y, z, w;
-};
 struct alignas(8) uint2 {
     unsigned x, y;
 };
@@ -72,26 +64,10 @@ struct uint3 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-struct alignas(8) float2 {
-    float x, y;
-};
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-
-static inline float2 make_float2(float x, float y) {
-    return float2{x, y};
-}
-static inline float4 make_float4(float x, float y, float z, float w) {
-    return float4{x, y, z, w};
-}
-static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
-    return uint4{x, y, z, w};
-}
 
 /* ---- bfloat16: the upper half of a float32, rounded to nearest even ------------------------ */
 
@@ -247,33 +223,16 @@ template <typename T> static inline T __shfl_sync(uint32_t mask, T value, int so
 template <typename T> static inline T __shfl_xor_sync(uint32_t mask, T value, int lanes) {
     return cuda_emu_shuffle(mask, value, cuda_emu::current->lane ^ lanes);
 }
-template <typename T> static inline T __shfl_down_sync(uint32_t mask, T value, int by) {
-    int lane = cuda_emu::current->lane;
-    return cuda_emu_shuffle(mask, value, lane + by > 31 ? lane : lane + by);
-}
-template <typename T> static inline T __shfl_up_sync(uint32_t mask, T value, int by) {
-    int lane = cuda_emu::current->lane;
-    return cuda_emu_shuffle(mask, value, lane < by ? lane : lane - by);
-}
 static inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
     uint32_t in = predicate != 0, out;
     cuda_emu::meet(mask, cuda_emu::BALLOT, &in, 1, cuda_emu::finish_ballot, -1, &out, 1,
                    "__ballot_sync");
     return out;
 }
-static inline void __threadfence(void) {
-    cuda_emu::fence();
-}
 
 template <typename T> static inline T atomicAdd(T *p, T value) {
     static_assert(std::is_integral<T>::value, "sums of floats would depend on the order");
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
-}
-template <typename T> static inline T __ldg(const T *p) {
-    return *p;
-}
-template <typename T> static inline T __ldcs(const T *p) {
-    return *p;
 }
 template <typename T> static inline void __stcs(T *p, T value) {
     *p = value;
@@ -284,20 +243,14 @@ template <typename T> static inline T min(T a, T b) {
 template <typename T> static inline T max(T a, T b) {
     return a < b ? b : a;
 }
-static inline int __popc(uint32_t x) {
-    return __builtin_popcount(x);
-}
 static inline float rsqrtf(float x) {
     return 1.0f / sqrtf(x);
 }
-/* Macros, since glibc declares functions of these names. */
-#define __expf(x) expf(x)
 /* As inexact as the programming guide allows, and 0 where the guide says so: 2^126 < y. Only for
  * positive numbers. */
 static inline float __fdividef(float x, float y) {
     return y > 0x1p126f ? 0 : nextafterf(nextafterf(x / y, 0), 0);
 }
-#define __logf(x) logf(x)
 
 #include "dev/emulation/host_emu.h"
 #endif

@@ -45,19 +45,12 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
 static inline cudaError_t cudaGetLastError(void) {
     return cudaSuccess;
 }
-static inline cudaError_t cudaPeekAtLastError(void) {
-    return cudaSuccess;
-}
 static inline cudaError_t cudaDeviceSynchronize(void) {
     cuda_emu::wait_for(NULL);
     return cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceCount(int *count) {
     *count = 1;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
     return cudaSuccess;
 }
 static inline cudaError_t cudaSetDevice(int device) {
