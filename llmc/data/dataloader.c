@@ -245,9 +245,12 @@ int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_
                  find_tokenizer(loader) || check_length(loader, pattern, use);
         globfree(&matches);
     }
-    if (!failed) *out = loader;
-    if (failed) dataloader_close(loader);
-    return failed ? -1 : 0;
+    if (failed) {
+        dataloader_close(loader);
+        return -1;
+    }
+    *out = loader;
+    return 0;
 }
 
 void dataloader_close(struct dataloader *loader) {
