@@ -59,7 +59,8 @@ struct ln_link {
                             int count);
 
     /* Takes up to LOSSYNET_BATCH datagrams that have come, and returns their number. It returns 0
-     * only if there are none. Does not wait. They stay valid until the next call. */
+     * only if there are none. Does not wait. They stay valid until the next call. -1: the link is
+     * broken, and one line was logged. */
     int (*receive)(struct ln_link *link, struct ln_arrival *arrivals);
 
     /* Sleeps until there may be something to receive, until woken, or for `seconds` seconds. (MPI

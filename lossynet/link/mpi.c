@@ -7,6 +7,7 @@
  */
 #include "lossynet/link/link.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -55,6 +56,7 @@ struct link_mpi {
     size_t capacity; /* of a slot */
     int slots, free_slots;
     int looks;            /* in vain, since a message came or left */
+    bool failed;          /* a call of MPI has; one line was logged */
     int *free_slot;       /* [slots]: a stack of the slots that can be filled */
     int *done;            /* [slots], for MPI_Testsome */
     MPI_Request *request; /* [slots] */
@@ -62,21 +64,25 @@ struct link_mpi {
     uint8_t *incoming;    /* [LOSSYNET_BATCH][capacity] */
 };
 
-/* Logs the text of an MPI error. */
-static lossynet_status failed(const struct link_mpi *mpi, const char *call, int peer, int code) {
-    char text[MPI_MAX_ERROR_STRING] = "";
+/* Logs the text of the first MPI error. peer -1: MPI does not say which. */
+static lossynet_status failed(struct link_mpi *mpi, const char *call, int peer, int code) {
+    char text[MPI_MAX_ERROR_STRING] = "", whom[32] = "";
     int length;
+    if (mpi->failed) return LOSSYNET_LINK;
+    mpi->failed = true;
+    if (peer >= 0) snprintf(whom, sizeof whom, ", peer rank %d", peer);
     MPI_Error_string(code, text, &length);
-    return ln_fail(LOSSYNET_LINK, "rank %d, peer rank %d: %s: %s", mpi->world.rank, peer, call,
-                   text);
+    return ln_fail(LOSSYNET_LINK, "rank %d%s: %s: %s", mpi->world.rank, whom, call, text);
 }
 
 /* Finds the slots whose datagrams have left. */
 static void reap(struct link_mpi *mpi) {
     int count = 0;
     if (mpi->free_slots == mpi->slots) return;
-    MPI_Testsome(mpi->slots, mpi->request, &count, mpi->done, MPI_STATUSES_IGNORE);
-    for (int i = 0; count != MPI_UNDEFINED && i < count; i++)
+    const int code =
+        MPI_Testsome(mpi->slots, mpi->request, &count, mpi->done, MPI_STATUSES_IGNORE);
+    if (code) failed(mpi, "MPI_Testsome", -1, code);
+    for (int i = 0; !code && count != MPI_UNDEFINED && i < count; i++)
         mpi->free_slot[mpi->free_slots++] = mpi->done[i];
     if (count > 0) mpi->looks = 0;
 }
@@ -92,10 +98,11 @@ static lossynet_status link_send(struct ln_link *link, int peer, const struct ln
                                  int count) {
     struct link_mpi *mpi = (struct link_mpi *)link;
     for (int i = 0; i < count; i++) {
-        while (mpi->free_slots == 0) {
+        while (mpi->free_slots == 0 && !mpi->failed) {
             reap(mpi);
             if (mpi->free_slots == 0) link_wait(link, 0);
         }
+        if (mpi->failed) return LOSSYNET_LINK;
         int slot = mpi->free_slot[--mpi->free_slots];
         uint8_t *bytes = mpi->outgoing + (size_t)slot * mpi->capacity;
         memcpy(bytes, batch[i].header, WIRE_HEADER_BYTES);
@@ -114,11 +121,13 @@ static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
     MPI_Request request[LOSSYNET_BATCH];
     int n = 0, code = 0;
     reap(mpi);
-    while (n < LOSSYNET_BATCH) {
+    while (n < LOSSYNET_BATCH && !mpi->failed) {
         MPI_Message message;
         MPI_Status status;
         int there = 0, bytes = 0;
-        if (MPI_Improbe(MPI_ANY_SOURCE, 0, mpi->comm, &there, &message, &status) || !there) break;
+        code = MPI_Improbe(MPI_ANY_SOURCE, 0, mpi->comm, &there, &message, &status);
+        if (code) failed(mpi, "MPI_Improbe", -1, code);
+        if (code || !there) break;
         MPI_Get_count(&status, MPI_BYTE, &bytes);
         uint8_t *to = mpi->incoming + (size_t)n * mpi->capacity;
         code = MPI_Imrecv(to, (int)mpi->capacity, MPI_BYTE, &message, &request[n]);
@@ -130,15 +139,12 @@ static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
             (struct ln_arrival){.bytes = to, .count = (size_t)bytes, .peer = status.MPI_SOURCE};
     }
     if (n) mpi->looks = 0;
-    for (int whole = n == 0; !whole;) {
+    for (int whole = n == 0; !whole && !mpi->failed;) {
         code = MPI_Testall(n, request, &whole, MPI_STATUSES_IGNORE);
-        if (code) {
-            failed(mpi, "MPI_Testall", arrivals[0].peer, code);
-            return 0;
-        }
+        if (code) failed(mpi, "MPI_Testall", arrivals[0].peer, code);
         if (!whole) link_wait(link, 0);
     }
-    return n;
+    return mpi->failed ? -1 : n;
 }
 
 static void link_wake(struct ln_link *link) {
@@ -152,7 +158,8 @@ static void drain(struct link_mpi *mpi) {
     struct ln_arrival unwanted[LOSSYNET_BATCH];
     MPI_Request barrier = MPI_REQUEST_NULL;
     double end = MPI_Wtime() + CLOSING;
-    for (int together = 0; !together && MPI_Wtime() < end; link_wait(&mpi->link, 0)) {
+    for (int together = 0; !together && !mpi->failed && MPI_Wtime() < end;
+         link_wait(&mpi->link, 0)) {
         link_receive(&mpi->link, unwanted);
         if (mpi->free_slots < mpi->slots) continue;
         if (barrier == MPI_REQUEST_NULL) MPI_Ibarrier(mpi->comm, &barrier);
@@ -220,7 +227,7 @@ lossynet_status ln_link_mpi_open(const struct ln_link_settings *settings, struct
     if (!take_slots(mpi)) goto close_link;
     int code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi->comm);
     if (code) {
-        lossynet_status status = failed(mpi, "MPI_Comm_dup", mpi->world.rank, code);
+        lossynet_status status = failed(mpi, "MPI_Comm_dup", -1, code);
         link_close(&mpi->link);
         return status;
     }

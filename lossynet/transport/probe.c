@@ -125,6 +125,7 @@ static int receive(struct probe *p, lossynet_status *status) {
     struct ln_arrival arrivals[LOSSYNET_BATCH];
     const int n = p->link->receive(p->link, arrivals);
     const double now = ln_now(), since = now - p->said;
+    if (n < 0) return *status = LOSSYNET_LINK, 0;
     for (int i = 0; i < n; i++) take(p, &arrivals[i], now);
     if ((int)p->unsaid >= p->window / ANSWERS || (p->unsaid && since > ANSWER) ||
         (p->next && since > REPEAT && !p->link->features.reliable)) {

@@ -63,6 +63,8 @@ static bool receive(struct ln_transport *t) {
         t->receiver.now = ln_now();
         if (turn == 0) note_return(t);
         int n = t->link->receive(t->link, arrivals);
+        if (n < 0 && !t->failed) t->failed = LOSSYNET_LINK;
+        if (n < 0) return any;
         note_read(t, n);
         if (n > 0) t->receiver.news = t->receiver.now;
         for (int i = 0; i < n; i++) {
