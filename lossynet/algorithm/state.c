@@ -24,7 +24,7 @@ enum content {
     FINGERPRINT, /* must be equal */
     NUMBERS,     /* any uint64_t */
     FLOATS,      /* finite */
-    MASSES,      /* floats from 0 on */
+    MASSES,      /* floats from 0 to 2^24, where adding 1 changes no float any more */
     DOUBLES,     /* finite */
     ROUNDS,      /* struct ln_rounds_sums */
     AGES,        /* uint32_t, of a worker's packets */
@@ -126,9 +126,9 @@ void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out
     }
 }
 
-/* Whether all numbers of `size` bytes (2: bfloat16, 4: float, 8: double) are finite and, with `counts`, not
- * negative. Bytes need not be aligned. */
-static bool are_sound(const struct part *part, const char *bytes, size_t size, bool counts) {
+/* Whether all numbers of `size` bytes (2: bfloat16, 4: float, 8: double) are finite and, with
+ * `masses`, in the range of these. Bytes need not be aligned. */
+static bool are_sound(const struct part *part, const char *bytes, size_t size, bool masses) {
     for (size_t i = 0; i < part->bytes; i += size) {
         double x;
         float narrow;
@@ -139,7 +139,7 @@ static bool are_sound(const struct part *part, const char *bytes, size_t size, b
             memcpy(&narrow, bytes + i, size), x = (double)narrow;
         else
             memcpy(&x, bytes + i, size);
-        if (!isfinite(x) || (counts && x < 0)) return false;
+        if (!isfinite(x) || (masses && !(x >= 0 && x <= 1 << 24))) return false;
     }
     return true;
 }
