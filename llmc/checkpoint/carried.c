@@ -77,7 +77,13 @@ static int add_matching(struct carried *c, const char *directory, const char *co
     int status = 0;
     for (struct dirent *entry; !status && (entry = readdir(open));) {
         if (!is_among(patterns, entry->d_name)) continue;
-        status = file_join(path, directory, entry->d_name);
+        json_t *listed = json_string(entry->d_name);
+        if (!listed && json_true()) /* dev/bare/jansson.h has no values */
+            status = log_error("'%s/%s': expected a name in UTF-8, since a checkpoint lists the "
+                               "file: rename or remove it",
+                               directory, entry->d_name);
+        json_decref(listed);
+        if (!status) status = file_join(path, directory, entry->d_name);
         if (!status && file_is_regular(path)) status = add_file(c, path, entry->d_name);
     }
     closedir(open);

@@ -1,9 +1,11 @@
 """Tests what checkpoints keep of the model that a run began with, although the program has no say in it."""
 import json
+import os
+import subprocess
 
 import pytest
 
-from program import small_model, succeed
+from program import PROGRAM, TIMEOUT, small_model, succeed
 from test_resume import VOCABULARY, checkpoint, data, settings  # pylint: disable=unused-import
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(5)]
@@ -56,6 +58,16 @@ def test_files_and_fields_of_the_source(data, source, tmp_path, ranks, changes):
     assert config["torch_dtype"] == "float32" and "dtype" not in config
     listed = json.loads((last / "trainer.json").read_text(encoding="utf-8"))["files"]
     assert set(FILES) <= set(listed)
+
+
+def test_a_name_that_a_checkpoint_cannot_list(data, source, tmp_path):
+    """Its list of files is JSON."""
+    os.rename(source / "LICENSE.txt", os.fsencode(source) + b"/LICENSE-fran\xe7ais")
+    out = tmp_path / "out"
+    done = subprocess.run(list(map(str, [PROGRAM, *settings(data, out, model=source, steps=1, val=None)])),
+                          stderr=subprocess.PIPE, timeout=TIMEOUT, check=False)
+    assert done.returncode == 1 and b"/LICENSE-fran\xe7ais': expected a name in UTF-8" in done.stderr, done.stderr
+    assert done.stderr.count(b"\n") == 1 and not list(out.glob("checkpoint*"))
 
 
 def test_the_shape_alone_has_fields_and_no_files(data, source, tmp_path):
