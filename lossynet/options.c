@@ -237,7 +237,7 @@ static bool set(void *place, const struct lossynet_option *o, const char *text, 
 }
 
 /* Says what an option takes. */
-static void expect(const struct lossynet_option *o, char *out, size_t size) {
+static void expect(const struct lossynet_option *o, const char *text, char *out, size_t size) {
     const char *what = o->kind == LOSSYNET_OPTION_REAL ? "a number" : "a whole number";
     if (o->kind == LOSSYNET_OPTION_TEXT || o->kind == LOSSYNET_OPTION_FLAG) {
         snprintf(out, size, "%s", o->expected ? o->expected : o->argument ? o->argument : "0 or 1");
@@ -247,7 +247,8 @@ static void expect(const struct lossynet_option *o, char *out, size_t size) {
             const size_t used = strlen(out);
             snprintf(out + used, size - used, " %s", o->choices[i]);
         }
-    } else if (o->high >= INT_MAX && o->kind != LOSSYNET_OPTION_REAL) {
+    } else if (o->high >= INT_MAX && o->kind != LOSSYNET_OPTION_REAL &&
+               strtod(text, NULL) < INT_MAX) {
         snprintf(out, size, "%s, at least %.15g", what, o->low);
     } else {
         snprintf(out, size, "%s%s from %.15g to %.15g%s",
@@ -260,7 +261,7 @@ bool lossynet_option_set(const struct lossynet_option *o, void *values, const ch
                          char *wrong, size_t size) {
     char expected[256];
     if (set((char *)values + o->offset, o, text, true)) return true;
-    expect(o, expected, sizeof expected);
+    expect(o, text, expected, sizeof expected);
     if (o->kind == LOSSYNET_OPTION_TEXT && !*text)
         snprintf(wrong, size, "%s: expected %s, got nothing", o->name, o->argument);
     else

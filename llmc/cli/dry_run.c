@@ -40,6 +40,7 @@ static int print_host(const struct options *o, const struct lossynet_world *worl
     const struct lossynet_world run = comm_planned_world(o, world);
     if (s.run.workers % run.ranks) return 0;
     s.network_bytes = (double)lossynet_memory_needed(&run, network);
+    if (s.network_bytes == 0) return -1;
     memory_plan_place(&s, run.ranks, run.rank);
     if (memory_check_measure(o, world, c, &s, &found)) return -1;
     if (world->rank > 0) return 0;
@@ -78,6 +79,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     const struct lossynet_settings network =
         comm_settings(o, &layout, workers, workers, settings.run.device);
     settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
+    if (settings.network_bytes == 0) return param_layout_release(&layout), -1;
     double left[2]; /* shares that stay lost */
     for (int phase = 0; phase < 2; phase++)
         lossynet_rounds_plan(&network, (lossynet_phase)phase, &settings.wire.resent[phase],

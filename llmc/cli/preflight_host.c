@@ -52,7 +52,7 @@ int preflight_choose(const struct options *o, const struct lossynet_world *world
         const struct lossynet_settings network =
             comm_settings(o, &layout, workers, planned.ranks, run.run.device);
         run.network_bytes = (double)lossynet_memory_needed(&planned, &network);
-        failed = memory_check(o, world, &c, &run);
+        failed = run.network_bytes == 0 || memory_check(o, world, &c, &run) ? -1 : 0;
         *be = choice.backend;
         *disk = checkpoint_bytes(o, &c, &run);
     }

@@ -82,10 +82,11 @@ static int check_model(const struct options *o, const struct llama_config *c) {
     if (o->seq > c->positions)
         return log_error("--seq: model %s takes at most %d tokens, got %d", o->model, c->positions,
                          o->seq);
-    if ((int64_t)o->batch * seq > INT_MAX)
-        return log_error("--batch: expected fewer than 2^31 tokens in a micro-batch, got %d "
-                         "sequences of %d",
-                         o->batch, seq);
+    /* Attention has a row for each head and token, and a GPU's has whole tiles of them. */
+    if ((int64_t)o->batch * c->heads * ((seq + 127) / 128 * 128) > INT_MAX)
+        return log_error("--batch: expected fewer than 2^31 tokens in a micro-batch, times the %d "
+                         "heads, got %d sequences of %d",
+                         c->heads, o->batch, seq);
     if (o->stride && (o->stride > seq || seq < 2))
         return log_error("--stride: expected at most --seq, %d, and that to be 2 or more, got %d",
                          seq, o->stride);

@@ -45,7 +45,8 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     const struct lossynet_settings network =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);
     plan.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
-    if (memory_check(d->options, &d->world, &d->layout->config, &plan)) return -1;
+    if (plan.network_bytes == 0 || memory_check(d->options, &d->world, &d->layout->config, &plan))
+        return -1;
     if (!training) return 0;
     return attention_choose(d->options, &d->layout->config, batch, seq, plan.cudnn, d->be,
                             &d->world, tell);

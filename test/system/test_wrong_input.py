@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.spread, pytest.mark.takes(40)]
     (["--steps"], "expected a value"),
     (["--steps", "0"], "--steps: expected a whole number, at least 1, got '0'"),
     (["--steps", "ten"], "got 'ten'"),
+    (["--steps", "99999999999"], "--steps: expected a whole number from 1 to 2147483647, got '99999999999'"),
     (["--loss-rate", "1.5"], "--loss-rate: expected a number from 0 to 1, or two with a comma, got '1.5'"),
     (["--loss-rate", "-0.1"], "got '-0.1'"),
     (["--loss-rate", "nan"], "got 'nan'"),
@@ -81,6 +82,7 @@ pytestmark = [pytest.mark.spread, pytest.mark.takes(40)]
     (["--out", "a\udcff"], "--out: expected UTF-8, since the log holds it"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),
     (["--batch", "1048576", "--seq", "4096", "--model", "7B", "--dry-run"], "--batch: expected fewer than 2^31 tokens"),
+    (["--batch", "16384", "--seq", "4096", "--model", "7B", "--dry-run"], "2^31 tokens in a micro-batch, times the 32 h"),
     (["--model", "7B", "--vocab-size", "100"], "insists on 32000"),
     (["--packet-bytes", "1001"], "multiple of 4"),
     (["--eval"], "--model: expected a model directory"),
@@ -104,6 +106,11 @@ def test_a_result_that_nobody_gets(arguments):
         done = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT,
                               check=False)
     assert done.returncode == 1 and "could be written to stdout" in done.stderr, done.stderr
+
+
+def test_no_plan_of_a_run_that_the_network_refuses():
+    line = one_line(run("--dry-run", "--model", "7B", "--packet-bytes", 64, "--workers", 2), 1)
+    assert "packets for one owner: expected at most 1048576" in line
 
 
 def test_workers_must_divide_by_ranks(data, tmp_path):
