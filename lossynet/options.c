@@ -54,12 +54,11 @@ static const struct lossynet_option table[] = {
          "and after a comma of parameters, from owners to workers. One number is for both"),
     STRING(
         "loss-model", loss_model, RESUMED | IF_LOSES, "bernoulli", "NAME",
-        "bernoulli; burst:MEAN_LENGTH, runs of lost packets (Gilbert-Elliott); outage:MEAN_STEPS, "
-        "a link fails for whole steps, with :sender or :receiver all links from or to a worker, "
-        "with "
-        ":4 one of 4 paths; trace:FILE, a file of 0 and 1 (with any --loss-rate but 0); "
-        "replay:FILE, a recorded run "
-        "with late ranks (scripts/late_ranks.py)"),
+        "bernoulli, each packet on its own; burst:MEAN_LENGTH, runs of lost packets "
+        "(Gilbert-Elliott); outage:MEAN_STEPS, a link fails for whole steps, with :sender or "
+        ":receiver all links from or to a worker, with :4 one of 4 paths; trace:FILE, a file of 0 "
+        "and 1 (with any --loss-rate but 0); replay:FILE, a recorded run with late ranks "
+        "(scripts/late_ranks.py)"),
     STRING("loss-at", loss_at, RESUMED | IF_LOSES, "none", "LIST",
            "links and tensors with another loss rate, separated by commas. 3=0.5: the links from "
            "and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything; 6-*=0.15:0: "
@@ -92,9 +91,9 @@ static const struct lossynet_option table[] = {
            "limits: layers.0-3=2, lm_head=0:1. Algorithm lossy"),
     REAL("repair-budget", repair_budget, RESUMED | IF_LOSES, "auto", 0, 1e3, "auto|SHARE",
          "send at most this share of a phase's packets again, those that have been "
-         "missing longest first, once for each hop; 0: no limit. auto: a fifth, of smaller types "
-         "as much as "
-         "gradients of bf16 take; no limit with a number as --repair"),
+         "missing longest first, once for each hop; 0: no limit. auto: a fifth, or with "
+         "--wire-dtype int8 or smaller what its gradients save against bf16; no limit with a "
+         "number as --repair"),
     ONE_OF("link", link, LOSSYNET_RUN, "auto", ln_link_names, "auto|mpi|udp|verbs",
            "how ranks exchange packets: mpi, udp or verbs (RDMA). auto: verbs if every rank has an "
            "active RDMA port, else udp"),
