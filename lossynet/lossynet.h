@@ -189,7 +189,7 @@ struct lossynet_rule {
 
 struct lossynet_memory; /* of a device; lossynet_trainer.h */
 
-/* A part of the vector that loss_settings.at and repair_at may name. */
+/* A part of the vector that loss.at and repair_at may name. */
 struct lossynet_tensor {
     const char *name;    /* parts between dots, such as "model.layers.0.mlp.up_proj.weight" */
     size_t first, count; /* elements */
@@ -258,8 +258,8 @@ struct lossynet_settings {
      * exchange for it. With skip_late it goes by the injected loss alone. A number is at most
      * LOSSYNET_ROUNDS_GIVEN. */
     int retransmission_rounds[2];
-    /* Links or tensors with another number of rounds, as loss_settings.at gives rates: "layers.0-3=2:1". A
-     * budget does not bind them. NULL or "none": none */
+    /* Links or tensors with another number of rounds, as loss.at gives rates: "layers.0-3=2:1". A budget
+     * does not bind them. NULL or "none": none */
     const char *repair_at;
     const struct lossynet_tensor
         *tensors; /* [tensor_count]: what these lists may name; NULL: nothing */

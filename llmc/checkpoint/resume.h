@@ -4,11 +4,11 @@
  *                                           library that computes attention (0: none), and the
  *                                           size and checksum of every file, including itself
  *     optimizer-00001-of-00002.safetensors  the workers that rank 0 of 2 hosts; for each worker W:
- *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
+ *         worker.W.owned    I64 (ranges, 2) offset and length of the ranges of the parameter vector
  *                                           (param_layout.h) for which W has moments
- *         worker.W.m, .v    F32 (elements)  these moments, run after run; with Muon no v of
+ *         worker.W.m, .v    F32 (elements)  these moments, range after range; with Muon no v of
  *                                           the layers' matrices
- *         worker.W.stale    I64 (runs, 2)   where W's replica differs from what the last broadcast
+ *         worker.W.stale    I64 (ranges, 2) where W's replica differs from what the last broadcast
  *                                           sent, and from that rounded to --wire-dtype
  *         worker.W.replica  F32 (elements)  the replica's values there
  *         worker.W.ahead    F32 (elements)  the values that W's last broadcast sent instead of the

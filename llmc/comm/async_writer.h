@@ -12,8 +12,8 @@
  * training goes on until the next. A killed run leaves complete checkpoints and perhaps a .partial
  * directory, which nobody reads and the next run removes.
  *
- * SIGTERM and SIGUSR1 (Slurm's warning, `--signal=USR1@120`) ask the run to save a checkpoint and
- * to stop (stop_signal.h). The ranks tell each other, so that all stop after the same step.
+ * Signals (stop_signal.h) ask the run to save a checkpoint and to stop. The ranks tell each other, so
+ * that all stop after the same step.
  *
  * Every rank calls the same functions in the same order, from one thread.
  */

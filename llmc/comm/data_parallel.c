@@ -442,7 +442,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         d->vectors.sent_ahead |=
             leads && lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     struct worker_updates updates = {.be = d->be, .options = d->options};
-    /* A single worker owns all parameters, so only AdamW changes the weights in use. */
+    /* A single worker owns all parameters, so only the optimizer changes the weights in use. */
     if (d->workers == 1 || d->placement.copy_bytes == 2) step.weights = d->port.weights[0];
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];

@@ -12,7 +12,7 @@
  *
  *     data_parallel_begin              before forward; with overlap gradients are sent from now on
  *     data_parallel_average_gradients  or _average_models: owners average what arrives
- *     data_parallel_update_shards      or _update_received: AdamW
+ *     data_parallel_update_shards      or _update_received: the optimizer
  *     data_parallel_broadcast          owners send; with overlap parameters arrive during forward
  *     data_parallel_finish_begin       closes the broadcast and measures the step
  *     data_parallel_finish_end         records what ranks have measured

@@ -200,7 +200,7 @@ void bucket_needed(struct bucket_hooks *h, int bucket) {
     struct range r = port_bucket(p, bucket);
     if (!p->overlap && !p->verbs.replica_in) /* all have come */
         r = (struct range){0, last ? p->layout->count : 0, 0};
-    /* A worker alone changes its parameters only by AdamW, which writes those in use, too. */
+    /* Of a worker alone only the optimizer changes parameters, and it writes those in use, too. */
     const bool alone = p->groups.workers == 1 && !p->placement->steps_alone;
     double slept = 0;
     lossynet_status status =

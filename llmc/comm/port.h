@@ -51,9 +51,8 @@ struct port_verbs {
  * If a rank has whole groups, the first member computes into the group's vector, the others into separate
  * ones, and a finished bucket is added to the group's. If it has one member, port_shared.c adds up. */
 struct port_groups {
-    int first,
-        size;    /* first worker of the first local worker's group; members, no group has more */
-    int workers; /* N */
+    int first, size; /* first worker of the first local worker's group; members of a group */
+    int workers;     /* N */
     int sets; /* of activations, for groups that are computed at once: each by a thread of the CPU, or in a
                  stream of a device; 1: workers take turns, and each uses all of it */
     float **apart; /* [sets], of P elements: gradients of members other than the first, or NULL */

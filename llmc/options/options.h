@@ -35,7 +35,7 @@ struct options {
     struct lossynet_options net; /* the first member, as the library's table needs it */
     bool given[OPTIONS_MOST];    /* the lines of the table that the command line names */
     /* model */
-    const char *model;                     /* preset name or checkpoint directory */
+    const char *model;                     /* preset, directory or config.json */
     const char *model_given;               /* --meet: before --resume auto found a checkpoint */
     int vocabulary;                        /* 0: from the data */
     int device, dtype, recompute, threads; /* recompute: as in activations.h */

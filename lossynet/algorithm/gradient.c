@@ -14,15 +14,7 @@
  *               E[w_o] = 1/N + (N-1)/N p^(N-1), and by symmetry E[w_i] = (1 - E[w_o])/(N-1)
  *     zero      w = 1/N: E[w_i] = q/N
  *
- * With groups of workers, N is the number of groups. If their sizes s differ, a group of s workers
- * counts s times. The sums are of s_i g_i, and the divisors follow:
- *
- *     mean      w_i = s_i / (sum of s over the owner's group and the groups that arrived)
- *     others    w_i = s_i / s times the above, where s is the mean size; w_o = 1 as above
- *
- * So all give s_i / (sum of s) when nothing was lost. Given |S|, all other groups are equally
- * likely to have arrived. So for the others E[w_i] is s_i / s times the above, too: `balanced` stays
- * unbiased whenever anything arrives.
+ * With groups of workers, N is the number of groups, and g_i is a group's mean.
  *
  * p is the same for all senders. If links lose unequally (loss_model.c, `at`), no estimator corrects
  * for it. A sender's share of the average then depends on how many of its packets arrive, compared

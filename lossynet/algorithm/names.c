@@ -1,7 +1,7 @@
 /* names.c — which packets hold parts of tensors that have a loss rate or rounds of their own.
  *
  * settings.tensors says where tensors lie in the vector. A packet with elements of several tensors counts
- * for each of them. Packets that the same entries of the two lists (loss_settings.at, settings.repair_at)
+ * for each of them. Packets that the same entries of the two lists (settings.loss.at, settings.repair_at)
  * stand for are a class. Most packets are in class 0, which no entry stands for.
  */
 #include "lossynet/algorithm/algorithm.h"

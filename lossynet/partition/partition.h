@@ -166,7 +166,7 @@ void ln_elements_round_bf16(const struct ln_rounding *r, uint16_t *x, size_t n);
  * summed. */
 bool ln_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n);
 
-int ln_block_bits(lossynet_wire_dtype dtype); /* bits of an element: 8 or 4 */
+int ln_block_bits(lossynet_wire_dtype dtype); /* bits of an element: 8, 6 or 4 */
 
 /* The scale of a block of count <= LOSSYNET_BLOCK elements; and element x of a block with this
  * scale, rounded to nearest. */
