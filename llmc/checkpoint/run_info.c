@@ -36,23 +36,23 @@ json_t *run_info_event(const struct run_info *run) {
         jsonl_float(c->norm_eps), "rope_theta", jsonl_float(c->rope_theta), "tied", c->tied);
 }
 
-/* Says how often lost packets go again, at the start. */
+/* Says how often lost packets are sent again, at the start. */
 static void announce_rounds(const struct run_info *run) {
     const int *rounds = run->loss.rounds;
     const double lost = fmax(run->loss.of_late[0], run->loss.of_late[1]);
     if (rounds[0] && rounds[0] == rounds[1])
-        printf(", lost packets go again (%d round%s)", rounds[0], rounds[0] > 1 ? "s" : "");
+        printf("lost packets are sent again (%d round%s)", rounds[0], rounds[0] > 1 ? "s" : "");
     else if (rounds[1])
-        printf(", lost packets go again (%d round%s, parameters %d)", rounds[0],
+        printf("lost packets are sent again (%d round%s, parameters %d)", rounds[0],
                rounds[0] == 1 ? "" : "s", rounds[1]);
     else if (rounds[0])
-        printf(", lost gradients go again (%d round%s)", rounds[0], rounds[0] > 1 ? "s" : "");
+        printf("lost gradients are sent again (%d round%s)", rounds[0], rounds[0] > 1 ? "s" : "");
     else if (!run->loss.measured[0] && !run->loss.measured[1])
-        printf(", nothing goes again");
+        printf("nothing is sent again");
     else if (lost > 0)
-        printf(", nothing goes again (%.1f%% lost, below 6.7%%)", 100 * lost);
+        printf("nothing is sent again (%.1f%% lost, below 6.7%%)", 100 * lost);
     else
-        printf(", lost packets go again where more than 6.7%% is lost");
+        printf("lost packets are sent again where more than 6.7%% is lost");
 }
 
 /* Says what is done about loss, and what `auto` leaves out in this run. */
@@ -62,9 +62,11 @@ static void announce_rule(const struct run_info *run) {
     const bool loses = o->net.loss_rate[0] > 0 || o->net.loss_rate[1] > 0 || run->ranks > 1 ||
                        strcmp(o->net.loss_at, "none") != 0;
     if (o->algorithm != ALGORITHM_LOSSY || run->workers == 1 || !loses) return;
-    printf("against loss: %s", leads ? "broadcasts lead" : "broadcasts do not lead");
+    printf("against loss: owners broadcast %s,\n    ",
+           leads ? "values ahead of the model (--lead)" : "the model");
     announce_rounds(run);
-    printf("%s\n", run->loss.carries ? ",\n    what is missing then is carried over" : "");
+    printf("%s\n",
+           run->loss.carries ? ",\n    what is missing then comes with the next gradient" : "");
     if (strcmp(o->net.loss_at, "none") != 0 && run->loss.of_late[0] >= 0)
         printf("    (rounds follow the mean of all links: %.1f%% of gradients, %.1f%% of "
                "parameters)\n",

@@ -21,7 +21,7 @@ struct run_info {
     struct {
         bool carries;      /* lost gradients join the next ones (--carry) */
         bool measured[2];  /* by phase: rounds follow what is lost (--repair auto) */
-        int rounds[2];     /* in which lost packets go again, at the start */
+        int rounds[2];     /* in which lost packets are sent again, at the start */
         double of_late[2]; /* share that was lost before; -1: not measured */
         const char *rule;  /* checksum of the file of --rule, or NULL */
     } loss;

@@ -171,7 +171,7 @@ void metrics_print_traffic(const struct run_metrics *run, const struct metrics_t
     const struct step_metrics *sum = &run->sum;
     const double bytes = bytes_of_bf16(run, t);
     if (isnan(bytes)) return;
-    printf("lost in the end: %.1f%% of gradients, %.1f%% of parameters; went again: %.1f%%\n"
+    printf("lost in the end: %.1f%% of gradients, %.1f%% of parameters; sent again: %.1f%%\n"
            "rounds at the end: %d of gradients, %d of parameters; %.2f of plain bf16's bytes\n",
            100 * loss_rate(sum, 0), 100 * loss_rate(sum, 1), 100 * extra_traffic(sum), t->rounds[0],
            t->rounds[1], bytes);

@@ -45,7 +45,7 @@ void metrics_add(struct run_metrics *run, const struct step_metrics *step);
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
 
 struct metrics_traffic { /* by phase */
-    int rounds[2];       /* in which lost packets go again, as they are at the end */
+    int rounds[2];       /* in which lost packets are sent again, as they are at the end */
     double bytes[2];     /* of an element on the wire */
 };
 /* Prints what happened to packets: the shares that were lost in the end and sent again, the bytes

@@ -111,7 +111,7 @@ int training_finish_begin(struct training_view *v) {
     return data_parallel_is_unfinished(v->dp) ? data_parallel_finish_begin(v->dp, &v->last) : 0;
 }
 
-/* Says that what was lost of late has changed how often lost packets go again. */
+/* Says that what was lost of late has changed how often lost packets are sent again. */
 static void note_rounds(struct training_view *v) {
     static const char *const what[2] = {"gradients", "parameters"};
     enum { PAUSE = 50 }; /* steps: what is lost of late may go up and down across a threshold */

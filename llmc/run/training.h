@@ -37,7 +37,7 @@ struct training_view { /* the part of a run that the same ranks train */
     struct training *run;
     struct data_parallel *dp; /* the workers and the network; the caller opens and closes it */
     struct step_metrics record, last; /* of this step; of the step before */
-    int rounds[2];    /* in which lost packets go again, by phase, as was last told */
+    int rounds[2];    /* in which lost packets are sent again, by phase, as was last told */
     int quiet_until;  /* the step before which no change of them is told */
     int updated;      /* steps that this rank's owners made; may be ahead of run->at */
     bool continues;   /* the state came from ranks of an earlier view (--meet) */

@@ -534,30 +534,32 @@ def test_training_goes_on_from_a_model_directory(data, model, tmp_path):
     assert first < 4.0  # a fresh model starts at ln 128 = 4.85
 
 
-FIRST = r"against loss: (.*)\n(?:    what is missing then is carried over\n)?"
+FIRST = r"against loss: owners broadcast (.*),\n    (.*[^,])(?:,\n    what is missing then .*)?\n"
+AHEAD = "values ahead of the model (--lead)"
 
 
 @pytest.mark.parametrize("options, first, last", [
-    ((("loss_rate", 0.05),), "broadcasts lead, nothing goes again (5.0% lost, below 6.7%),", "0 of gradients, 0 of parameters"),
-    ((("loss_rate", 0.2),), "broadcasts lead, lost packets go again (2 rounds, parameters 1),",
+    ((("loss_rate", 0.05),), (AHEAD, "nothing is sent again (5.0% lost, below 6.7%)"), "0 of gradients, 0 of parameters"),
+    ((("loss_rate", 0.2),), (AHEAD, "lost packets are sent again (2 rounds, parameters 1)"),
      "2 of gradients, 1 of parameters"),
-    ((("loss_rate", 0.2), ("plain", True)), "broadcasts do not lead, nothing goes again", "0 of gradients, 0 of parameters"),
-    ((("loss_rate", 0), ("loss_at", "3-*=0.2:0")), "broadcasts lead, nothing goes again (2.5% lost, below 6.7%),",
+    ((("loss_rate", 0.2), ("plain", True)), ("the model", "nothing is sent again"), "0 of gradients, 0 of parameters"),
+    ((("loss_rate", 0), ("loss_at", "3-*=0.2:0")), (AHEAD, "nothing is sent again (2.5% lost, below 6.7%)"),
      "0 of gradients, 0 of parameters")])
 def test_a_run_says_what_it_does(data, tmp_path, options, first, last):
-    """The first lines say how often lost packets go again; the last ones say what happened, as the log does."""
+    """The first lines say how often lost packets are sent again; the last ones say what happened, as the log does."""
     done = succeed(*settings(data, tmp_path / "out", steps=4, **dict(options)))
-    assert re.search(FIRST, done.stdout)[1] == first
+    assert re.search(FIRST, done.stdout).groups() == first
     end = read_log(tmp_path / "out" / "log.jsonl")[-1]
-    found = re.search(r"lost in the end: ([\d.]+)% of gradients, ([\d.]+)% of parameters; went again: ([\d.]+)%\n"
+    found = re.search(r"lost in the end: ([\d.]+)% of gradients, ([\d.]+)% of parameters; sent again: ([\d.]+)%\n"
                       r"rounds at the end: (.*); ([\d.]+) of plain bf16's bytes\n", done.stdout)
     assert found[4] == last
     for shown, name in zip(found.groups(), ("gradient_loss_rate", "parameter_loss_rate", "extra_traffic")):
         assert float(shown) == pytest.approx(100 * end[name], abs=0.051)
     assert (float(found[3]) > 0) == (not last.startswith("0"))
-    assert all(len(line) <= 80 for line in done.stdout.splitlines() if re.match("against|lost in|rounds|  ?  what", line))
+    told = "against|lost in|rounds|    (what|lost|nothing)"
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if re.match(told, line))
     if "int" not in done.stdout:
-        assert float(found[5]) == 2  # float32, and nothing goes again
+        assert float(found[5]) == 2  # float32, and nothing is sent again
 
 
 def test_a_run_says_when_its_rounds_change(data, tmp_path):
