@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import operator
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -46,8 +47,8 @@ class Place(NamedTuple):
         LOSSYNET_PORT, else MASTER_PORT + 1, else 7010. Without any of them: rank 0 of 1."""
         environment = os.environ
         port = environment.get("LOSSYNET_PORT") or int(environment.get("MASTER_PORT", 7009)) + 1
-        return cls(int(environment.get("RANK", 0)) if rank is None else rank,
-                   int(environment.get("WORLD_SIZE", 1)) if ranks is None else ranks,
+        return cls(int(environment.get("RANK", 0) if rank is None else rank),
+                   int(environment.get("WORLD_SIZE", 1) if ranks is None else ranks),
                    address or f"{environment.get('MASTER_ADDR', '127.0.0.1')}:{port}")
 
 
@@ -80,6 +81,19 @@ def _array(vector: Any, elements: int, what: str) -> np.ndarray:
     return array
 
 
+def _numbers(given: Any) -> np.ndarray:
+    array = np.asarray(given, order="C")
+    if array.dtype.hasobject:
+        raise TypeError(f"lossynet: expected numbers, or an array of them, got {type(given).__name__} {given!r}")
+    return array
+
+
+def _index(name: str, index: int, count: int) -> int:
+    if not 0 <= index < count:
+        raise IndexError(f"lossynet: {name} {index}: expected 0 to {count - 1}")
+    return index
+
+
 def _address(vector: Any, elements: int, what: str) -> int:
     return _array(vector, elements, what).ctypes.data
 
@@ -106,7 +120,7 @@ class Comm:
                  address: str | None = None, timeout: float = 60, rule: Rule | None = None,
                  tensors: dict[str, slice] | None = None, shards: Sequence[Sequence[int]] | None = None,
                  check: Callable[..., None] | None = None, **given: Any):
-        self.buckets = [elements] if isinstance(elements, int) else list(elements)
+        self.buckets = [operator.index(each) for each in (elements if np.ndim(elements) else [elements])]
         self.elements = sum(self.buckets)
         place, world, self.process = Place.of(rank, ranks, address), World(), os.getpid()
         call("rendezvous_open", place.address.encode(), place.rank, place.ranks, timeout, world)
@@ -167,10 +181,13 @@ class Comm:
         """How packets travel: "udp", "verbs", or "memory" with a single rank."""
         return get("link_name", self._comm).decode()
 
+    def _bucket(self, bucket: int) -> int:
+        return _index("bucket", bucket, len(self.buckets))
+
     def shard(self, rank: int, bucket: int) -> slice:
         """The elements of the whole vector that a rank owns in a bucket. It may be empty."""
         offset, count = ctypes.c_size_t(), ctypes.c_size_t()
-        get("shard", self._comm, rank, bucket, offset, count)
+        get("shard", self._comm, _index("rank", rank, self.ranks), self._bucket(bucket), offset, count)
         return slice(offset.value, offset.value + count.value)
 
     def owned(self, rank: int | None = None) -> list[slice]:
@@ -237,7 +254,7 @@ class Comm:
 
     def bucket_ready(self, bucket: int) -> None:
         """This rank's vector is final in a bucket. Buckets become ready in ascending order."""
-        self._phase("bucket_ready", self.rank, bucket)
+        self._phase("bucket_ready", self.rank, self._bucket(bucket))
 
     def reduce(self, vector: Any) -> None:
         """GRADIENT phase: this rank's shards of ``vector`` (elements float32, changed in place) become the
@@ -258,7 +275,7 @@ class Comm:
 
     def bucket_wait(self, bucket: int) -> None:
         """Waits until no more of a bucket can arrive. The last bucket arrives first."""
-        call("bucket_wait", self._comm, bucket, None)
+        call("bucket_wait", self._comm, self._bucket(bucket), None)
 
     def broadcast_end(self) -> None:
         """Ends what ``broadcast_begin`` began, if anything. Collective."""
@@ -309,6 +326,7 @@ class Comm:
     def all_gather(self, mine: np.ndarray, name: str = "all_gather()") -> np.ndarray:
         """A small array of each rank: (ranks, *mine.shape). Nothing is lost. name: of the call, for errors, or empty
         where all ranks are known to call it. Collective."""
+        mine = _numbers(mine)
         if name:
             self.agree(name)
         result = np.empty((self.ranks, *mine.shape), mine.dtype)
@@ -324,6 +342,7 @@ class Comm:
     def pulse(self, mine: np.ndarray, name: str = "pulse()") -> np.ndarray:
         """The all_gather that a step makes once; it carries the step's measurements. name: as in all_gather, or empty
         where all ranks are known to call it, which takes half a round trip less. Collective."""
+        mine = _numbers(mine)
         if name:
             self.agree(name)
         result = np.empty((self.ranks, *mine.shape), mine.dtype)
