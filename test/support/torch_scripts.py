@@ -765,6 +765,62 @@ def two_models(used, given=True):
     return case
 
 
+class Counts(torch.optim.Optimizer):
+    """Keeps in its groups how many steps it has made, and its rate."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "made": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["made"] += 1
+            for p in group["params"]:
+                p.sub_(group["lr"] / group["made"] * p.grad)
+            group["lr"] *= 0.9
+
+
+def groups_with_names(make, rank):
+    """Entries that the optimizer does not know, as scripts give them to choose a rate."""
+    inner = net()
+    groups = [{"params": inner[0].parameters(), "name": "first", "scale": 0.5},
+              {"params": inner[2:].parameters(), "name": "rest", "scale": 1.0}]
+    if make.ours:
+        model, optimizer = inner, make.optimizer(groups, ADAMW, lr=1e-2)
+    else:
+        model, optimizer = DDP(inner), ADAMW(groups, lr=1e-2)
+    for group in optimizer.param_groups:
+        group["lr"] *= group["scale"]
+    loop(model, optimizer, rank)
+    return result(inner)
+
+
+def functional_first(make, rank):
+    """The first pass is one with values that no parameter has."""
+    inner = Noisy(seed=rank)
+    model, optimizer = make(inner, SGD, lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        inner.eval()
+        torch.func.functional_call(inner, {name: p.detach() for name, p in inner.named_parameters()}, batch(step, 0)[0])
+        inner.train()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+    return result(inner)
+
+
+def state_of_another_model(width, groups):
+    @refused
+    def case(make, rank):
+        other = net(width=width)
+        plain = ADAMW(groups(other))
+        loss_of(other, 0, 0).backward()
+        plain.step()
+        _, optimizer = make(net(), ADAMW)
+        optimizer.load_state_dict(plain.state_dict())
+    return case
+
+
 @refused
 def rates_in_tensors(make, rank):
     model, optimizer = make(net(), ADAMW, lr=torch.tensor(0.1 + rank))
@@ -857,6 +913,12 @@ TABLE = {
     "optimizer copied": in_loop(lambda _inner, optimizer: copy.deepcopy(optimizer)),
     "hook of state_dict": in_loop(lambda _inner, optimizer: optimizer.register_state_dict_post_hook(print)),
     "written in model()": in_loop(writes_in_model),
+    "counts in groups": built(net, None, Counts), "groups with names": groups_with_names,
+    "functional_call first": functional_first,
+    "clip of ranks": refused(lambda make, rank: loop(*make(net(), SGD, lr=0.1, clip=0.01 + 0.01 * rank), rank)),
+    "state of other groups": state_of_another_model(40, lambda model: [
+        {"params": model[0].parameters()}, {"params": model[2:].parameters()}]),
+    "state of another width": state_of_another_model(50, lambda model: model.parameters()),
     "ASGD": built(net, None, torch.optim.ASGD, lr=1e-2, t0=2), "Rprop": built(net, None, torch.optim.Rprop, lr=1e-2),
     "Adagrad": built(net, None, torch.optim.Adagrad, lr_decay=0.1), "NAdam": built(net, None, torch.optim.NAdam),
 }

@@ -95,13 +95,16 @@ def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords
         tried.append((given, dims))
         if "lr" in given and not given["lr"]:
             given = {**given, "lr": 1e-3}  # a warm-up begins with 0, where nothing moves
+
+        def make(params: list[torch.Tensor], given: dict[str, Any] = given) -> torch.optim.Optimizer:
+            return optimizer_class([{**given, "params": params}], **keywords)  # groups may hold more than it takes
         shapes = [shape[:count] for count in dims for shape in ((4, 6, 2, 2), (3, 5, 2, 2))]
         with torch.random.fork_rng(devices=[]):
             trials = [shapes] if whole else [[(4, 6)], [(2, 3, 2, 2)]]
-            outcomes = (_try(optimizer_class, given, each, not whole, rank, state) for each in trials)
+            outcomes = (_try(make, each, not whole, rank, state) for each in trials)
             why = next(filter(None, outcomes), "")
             if why:
-                fits = not whole and not _try(optimizer_class, given, shapes, False, rank, {})
+                fits = not whole and not _try(make, shapes, False, rank, {})
                 raise ValueError(
                     f"lossynet: optimizer {getattr(optimizer_class, '__name__', optimizer_class)}: expected " + (
                         'shard="parameter", which gives each rank whole parameters' if fits else
@@ -110,7 +113,7 @@ def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords
     return state
 
 
-def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ...]], cut: bool, seed: int,
+def _try(make: Callable[..., torch.optim.Optimizer], shapes: list[tuple[int, ...]], cut: bool, seed: int,
          state: dict[str, bool | None]) -> str:
     """What goes wrong with two optimizers, each for some tensors or (cut) parts of one. Empty: nothing."""
     generator = torch.Generator().manual_seed(seed)
@@ -118,10 +121,10 @@ def _try(optimizer_class: Any, given: dict[str, Any], shapes: list[tuple[int, ..
                          for scale in (1, 1, 1, 1e4))  # some clip what is large
     cuts = (lambda tensors: tensors[0].flatten().split([10, 9, 5])) if cut else list
     together = [torch.nn.Parameter(tensor.clone()) for tensor in start]
-    optimizers = [optimizer_class(together, **given)]  # with its own words about wrong keywords
+    optimizers = [make(together)]  # with its own words about wrong keywords
     try:
         parts = [torch.nn.Parameter(part.clone()) for part in cuts(start)]
-        optimizers += [optimizer_class(parts[:1], **given), optimizer_class(parts[1:], **given)]
+        optimizers += [make(parts[:1]), make(parts[1:])]
         for tensors in gradients:
             for parameter, gradient in zip((*together, *parts), (*tensors, *cuts(tensors))):
                 parameter.grad = gradient.clone()

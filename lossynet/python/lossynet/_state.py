@@ -117,12 +117,20 @@ class Saved:
         held = [value for _, each in sorted(state_dict["state"].items()) for value in each.values()]
         self.comm.agree(f"load_state_dict() of {len(held)} values with the checksum "
                         f"{sum(checksum(torch.as_tensor(value)) for value in held):x}")
+        theirs, ours = ([len(group["params"]) for group in groups]
+                        for groups in (state_dict["param_groups"], self.param_groups))
+        if theirs != ours:
+            raise ValueError(f"lossynet: state of groups with {theirs} parameters: expected {ours}")
         inner = self.optimizer.state_dict()
         numbers = {id(p): number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
         pieces = [piece for group in self.optimizer.param_groups for piece in group["params"]]
         order = {id(piece): number for number, piece in enumerate(pieces)}
         for entry in self._entries:
             whole = state_dict["state"].get(numbers[id(entry.parameter)], {})
+            for key, value in whole.items():
+                if self._state_names.get(key) and value.shape != entry.parameter.shape:
+                    raise ValueError(f"lossynet: state {key} of {entry.words} of shape {tuple(value.shape)}: expected "
+                                     f"{tuple(entry.parameter.shape)}")
             for where, piece, _ in entry.pieces:
                 part = slice(where.start - entry.place.start, where.stop - entry.place.start)
                 inner["state"][order[id(piece)]] = {

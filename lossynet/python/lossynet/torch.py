@@ -115,9 +115,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._entries, sizes, shards = lay_out([p for p in every if p.requires_grad], names, buckets,
                                                int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
         self._of = {id(entry.parameter): entry for entry in self._entries}
-        frozen = [p for p in every if id(p) not in self._of]
         self._groups = [list(map(id, group["params"])) for group in self.param_groups]
-        self._others = _model.Others(frozen)
+        self._others = _model.Others([p for p in every if id(p) not in self._of])
         if model is not None:
             _model.check_modules(model)
         tensors = {entry.name or f"{number}": entry.place for number, entry in enumerate(self._entries)}
@@ -150,7 +149,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             _touch.OWNERS[id(entry.parameter)] = self
         self.state = self.optimizer.state
         self._state_facts = self._facts_of_state()
-        self._others.spread(self.comm, [("frozen", p) for p in frozen])
+        self._others.spread(self.comm, [("frozen", p) for p in self._others.frozen])
         if model is not None:
             self._cover(model)
 
@@ -349,10 +348,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         Raises FloatingPointError on every rank if the gradient's norm is not finite; LossynetError if
         another rank has died, after ``peer_timeout`` seconds.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure else None
         self._watch(False)
         self._check_script()
         said = self._gradients_of_step()
@@ -405,8 +402,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _gradients_of_step(self) -> _Said:
         """Lets the gradients of this step be averaged at their owners."""
         if not self._averaged:  # p.grad may be set or dropped, as it may be after an all-reduce
-            looks = any(entry.parameter.grad is not entry.sent for entry in self._entries)
-            said = self._reduce(f"step() {self.steps}", looks)
+            said = self._reduce(f"step() {self.steps}", any(e.parameter.grad is not e.sent for e in self._entries))
             if not said.looking:
                 return said
         for entry in self._entries:
@@ -439,7 +435,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         bits = np.packbits([looks, self._others.changed(), writes,
                             *(entry.parameter.grad is not None for entry in self._entries)])
         numbers = [[value.tolist() if torch.is_tensor(value) else value for value in _model.settings(group).values()
-                    if isinstance(value, (int, float, tuple, torch.Tensor))] for group in self.param_groups]
+                    if isinstance(value, (int, float, tuple, torch.Tensor))] for group in ({"": self.clip}, *self.param_groups)]
         gradients = [("the gradient of " + entry.words,
                       torch.zeros_like(entry.value) if entry.parameter.grad is None else entry.parameter.grad)
                      for entry in self._entries] if written else []
@@ -584,6 +580,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             for _, piece, gradient in entry.pieces:  # where no rank has a gradient the optimizer leaves it alone
                 piece.grad = gradient if each else None
         self.optimizer.step()
+        for group, shards in zip(self.param_groups, self.optimizer.param_groups):
+            group.update(_model.settings(shards))  # some optimizers count there
         torch.autograd.graph.increment_version(  # so that backward() through an earlier pass is refused, as always
             [entry.parameter for entry in itertools.compress(self._entries, used)])
         self._state_facts = self._facts_of_state()
@@ -651,8 +649,10 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _meet(self, module: torch.nn.Module) -> None:
         """Sees a module for the first time."""
-        if not any(id(p) in self._of for p in module.parameters()):
-            self._roots[module] = None
+        own = list(module.parameters())
+        if not any(id(p) in self._of for p in own):
+            if own and all(isinstance(p, torch.nn.Parameter) for p in own):  # none: of a moment; else: functional_call
+                self._roots[module] = None
         elif not torch.is_grad_enabled():
             self._end_broadcast()  # it may run on one rank alone
             self._watch(False)
