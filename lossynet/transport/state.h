@@ -228,6 +228,7 @@ enum ln_flag {
     LOSSYNET_EXCHANGES_LATE = 20,    /* the same, and the peer is late */
     LOSSYNET_IDLES = 22,             /* it has no gradient in this step */
     LOSSYNET_EXPECTED,               /* we need something of it, or ask it for a sign of life */
+    LOSSYNET_SILENT,                 /* it did not answer ALONE questions (peer/detour.c) */
     LOSSYNET_BLOCKED,                /* DATA to it wait for its window, or for it to open a phase */
     LOSSYNET_FLAGS
 };

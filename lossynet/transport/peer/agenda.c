@@ -112,6 +112,7 @@ static uint32_t flags_of(const struct ln_transport *t, int peer) {
     const bool late = p->lateness.late, away = ln_late_is_away(t, peer);
     uint32_t flags = flag(LOSSYNET_IDLES, p->rx[LOSSYNET_GRADIENT].idle) |
                      flag(LOSSYNET_EXPECTED, ln_needs_or_asks(t, peer)) |
+                     flag(LOSSYNET_SILENT, ln_detour_is_silent(p)) |
                      flag(LOSSYNET_BLOCKED, p->flow.blocked);
     for (int kind = 0; kind < 2; kind++) {
         const struct ln_phase_state *phase = &t->phase[kind];

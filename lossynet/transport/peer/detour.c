@@ -27,13 +27,15 @@
  * on two hops than on one, so neither changes anything. Nor does it help a peer that is cut off
  * from everybody: it is late, or away.
  *
- * Pauses between questions grow with the number of ways tried and with the crowd (state.h), but at
- * least QUESTIONS_LEAST questions fit into peer_timeout where there is another way, however long a
- * round trip seems to be after a standstill. Every RETURN seconds the direct way is tried again,
- * but not while an answer is waited for. Any rank may be a relay. Those that answered lately and
- * to which we send directly are tried first, from a place on that depends on the pair, so that
- * pairs choose unlike relays. The others must be tried, too: while no step is made, ranks that
- * need nothing of each other say nothing, and a way may seem to be dark that is not.
+ * Pauses between questions grow with the number of ways tried, and with the number of peers that do
+ * not answer them, but at least QUESTIONS_LEAST questions fit into peer_timeout where there is
+ * another way, however long a round trip seems to be after a standstill. A peer that answers and
+ * sends nothing new does not count: with many ranks, most peers wait for those that are searched,
+ * and the search must not wait for them. Every RETURN seconds the direct way is tried again, but
+ * not while an answer is waited for. Any rank may be a relay. Those that answered lately and to
+ * which we send directly are tried first, from a place on that depends on the pair, so that pairs
+ * choose unlike relays. The others must be tried, too: while no step is made, ranks that need
+ * nothing of each other say nothing, and a way may seem to be dark that is not.
  */
 #include "lossynet/transport/peer/peer.h"
 
@@ -110,6 +112,7 @@ static void take(struct ln_transport *t, int peer, int way) {
     d->wait = DOUBT;
     d->since = t->receiver.now;
     rest(d);
+    ln_timer_all_at_once(t, &t->peers[peer]);
 }
 
 void ln_detour_asked(struct ln_transport *t, int peer, uint32_t number, int way) {
@@ -151,6 +154,10 @@ static double try_direct(struct ln_transport *t, int peer, double now, double pa
     return d->back = now + RETURN;
 }
 
+bool ln_detour_is_silent(const struct ln_peer *peer) {
+    return peer->detour.asked[0] > ALONE;
+}
+
 double ln_detour_push(struct ln_transport *t, int peer, double now) {
     struct ln_peer *p = &t->peers[peer];
     struct ln_detour *d = &p->detour;
@@ -161,7 +168,8 @@ double ln_detour_push(struct ln_transport *t, int peer, double now) {
     const double patience = unlikely ? PAUSE_MOST : fmin(PAUSE_MOST, grown);
     /* The first questions can be answered before another way is looked for. */
     const double trips = ln_timer_timeout(p) / (d->asked[0] <= ALONE ? 2 : 4);
-    const double slow = fmax(patience, trips) * sqrt(ln_timer_slowness(t));
+    const double crowd = (double)t->agenda.count[LOSSYNET_SILENT] / CROWD;
+    const double slow = fmax(patience, trips) * fmax(1, crowd);
     const double most = t->session.peer_timeout / QUESTIONS_LEAST;
     const double pause = fmin(slow, most);
     if (t->link->features.reliable || t->failed || t->threads.closing) return HUGE_VAL;

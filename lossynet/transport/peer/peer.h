@@ -61,6 +61,8 @@ void ln_timer_again(struct ln_transport *t, struct ln_peer *peer, struct ln_time
 /* Does both: returns whether to send now, and if so notes that it was sent. */
 bool ln_timer_is_due(struct ln_transport *t, struct ln_peer *peer, struct ln_timer *timer,
                      double now);
+/* Makes everything that a peer has not answered due at once: nothing of it arrived. */
+void ln_timer_all_at_once(struct ln_transport *t, struct ln_peer *peer);
 /* Notes that a peer has answered something after `seconds` seconds. */
 void ln_timer_measured(struct ln_round_trip *round_trip, double seconds);
 /* Pauses, in seconds: after _timeout something should have been answered. _first is the pause
@@ -193,6 +195,9 @@ bool ln_send_all_left(struct ln_transport *t, int phase);
 /* Asks a peer by which ways our datagrams arrive, if we wait for it in vain. Returns when to look
  * again. */
 double ln_detour_push(struct ln_transport *t, int peer, double now);
+
+/* Returns whether the peer has not answered our questions on the present way. */
+bool ln_detour_is_silent(const struct ln_peer *peer);
 /* Takes a peer's question that came by this way. Our answer takes the same way. */
 void ln_detour_asked(struct ln_transport *t, int peer, uint32_t number, int way);
 /* Takes a peer's answer to our question with this number. */

@@ -54,6 +54,15 @@ bool ln_timer_is_due(struct ln_transport *t, struct ln_peer *peer, struct ln_tim
     return true;
 }
 
+void ln_timer_all_at_once(struct ln_transport *t, struct ln_peer *peer) {
+    ln_timer_news(t, peer);
+    peer->live.probe = peer->question.repeat = ln_timer_at_once();
+    for (int kind = 0; kind < 2; kind++)
+        peer->tx[kind].done = peer->rx[kind].probe = ln_timer_at_once();
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
+        peer->message[which].repeat = ln_timer_at_once();
+}
+
 /* ---- round trips ---- */
 
 /* Follows RFC 6298, sections 2.2 and 2.3. Stamps show which of several sendings was answered, so
