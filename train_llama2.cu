@@ -32,6 +32,7 @@
 #include "llmc/run/evaluate.h"
 #include "llmc/run/run_data.h"
 #include "llmc/run/training.h"
+#include "llmc/util/file.h"
 #include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
 
@@ -578,6 +579,7 @@ static int check_printed(const struct options *o, int status) {
 int main(int argc, char **argv) {
     struct options options;
     struct lossynet_world world;
+    file_hold_standard();
     stop_signal_ignore_again();
     threads_wait_briefly(argv);
     stop_signal_open();

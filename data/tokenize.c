@@ -559,6 +559,7 @@ static int parse(int argc, char **argv, struct settings *s) {
 
 int main(int argc, char **argv) {
     log_program = "tokenize";
+    file_hold_standard();
     signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error of the write */
     struct settings settings = {.val_fraction = -1};
     settings.inputs = (const char **)calloc((size_t)argc + 1, sizeof *settings.inputs);

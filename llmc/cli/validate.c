@@ -186,13 +186,34 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     return 0;
 }
 
+/* Refuses a --model of another shape than that of the checkpoint from which the run goes on, which would be
+ * trained in its place. A model that is no longer there is not compared. */
+static int check_resumed(const struct options *o, const char *given) {
+    struct options was = {.model = given}, is = {.model = o->model};
+    struct llama_config c, before;
+    struct common_facts facts[2];
+    const bool muted = log_muted;
+    log_muted = true;
+    const bool known = !config_of_model(given, &before) && !config_of_model(o->model, &c);
+    log_muted = muted;
+    if (!known || given == options_named("model")->initial) return 0;
+    was.vocabulary = is.vocabulary = c.vocabulary;
+    if (common_facts_find(&was, "", &facts[0]) || common_facts_find(&is, "", &facts[1])) return 1;
+    if (!strcmp(facts[0].text[FACT_MODEL], facts[1].text[FACT_MODEL])) return 0;
+    return log_wrong_usage("--model %s has %s, and '%s', from which the run goes on, has %s: "
+                           "expected the same, or no --model",
+                           given, facts[0].text[FACT_MODEL], o->model, facts[1].text[FACT_MODEL]);
+}
+
 /* With --meet, views.c checks for an earlier run, and rank 0 of a view chooses the checkpoint, since
  * the run may have begun elsewhere. The model's shape is needed now. newest: as for resume_choose. */
 static int find_start(struct options *o, const char *newest) {
     char here[RESUME_NAME_BYTES];
+    const char *given = o->model;
     if (!o->meet) {
-        const int status = earlier_run_check(o);
-        return status ? status : resume_choose(o, newest);
+        int status = earlier_run_check(o);
+        if (!status) status = resume_choose(o, newest);
+        return status || o->model == given ? status : check_resumed(o, given);
     }
     struct options chosen = *o;
     const bool muted = log_muted;
@@ -200,7 +221,7 @@ static int find_start(struct options *o, const char *newest) {
     log_muted = true;
     if (!resume_newest(o, here) && !resume_choose(&chosen, here)) o->model = chosen.model;
     log_muted = muted;
-    return 0;
+    return o->model == given ? 0 : check_resumed(o, given);
 }
 
 static int parse(int argc, char **argv, const struct lossynet_world *world, struct options *o) {

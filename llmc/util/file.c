@@ -16,6 +16,13 @@
 
 #include "llmc/log/error.h"
 
+void file_hold_standard(void) {
+    int file;
+    do file = open("/dev/null", O_RDONLY);
+    while (file >= 0 && file <= STDERR_FILENO);
+    if (file >= 0) close(file);
+}
+
 int file_join(char path[FILE_PATH_BYTES], const char *directory, const char *name) {
     int length = snprintf(path, FILE_PATH_BYTES, "%s/%s", directory, name);
     if (length < 0 || length >= FILE_PATH_BYTES)

@@ -12,6 +12,10 @@ extern "C" {
 
 enum { FILE_PATH_BYTES = 4096 };
 
+/* Call it first. If the program was started without stdin, stdout or stderr, the next file would get its
+ * number, and messages would be printed into it. Writes to what is opened here in its place fail. */
+void file_hold_standard(void);
+
 /* path = directory/name. Returns 0, or -1 after reporting a path that is too long. */
 int file_join(char path[FILE_PATH_BYTES], const char *directory, const char *name);
 

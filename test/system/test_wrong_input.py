@@ -1,6 +1,7 @@
 """Tests what the program says of wrong input: one line, the right exit code, and nothing left that looks whole."""
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -106,6 +107,24 @@ def test_a_result_that_nobody_gets(arguments):
         done = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT,
                               check=False)
     assert done.returncode == 1 and "could be written to stdout" in done.stderr, done.stderr
+
+
+def test_nothing_is_printed_into_the_log_or_a_checkpoint(data, tmp_path):
+    """A file that is opened while stdout or stderr is closed would get its number."""
+    line = settings(data, tmp_path, steps=2, save_every=1, record_loss=tmp_path / "record", loss_rate=0.1)
+    done = run("-c", 'exec "$0" "$@" <&- >&- 2>&-', PROGRAM, *line, program=pathlib.Path("/bin/sh"))
+    assert done.returncode == 0 and read_log(tmp_path / "log.jsonl")[-1]["status"] == "complete"
+    assert {text[:1] for text in (tmp_path / "record").read_text().splitlines()} == {"#", "0", "1"}
+    succeed("--eval", "--model", tmp_path / "checkpoint-00000002", "--val", data / "val.bin")
+
+
+def test_a_resumed_run_has_the_model_that_it_is_given(data, tmp_path):
+    """Not in silence that of the checkpoint; a model of the same shape may have another name."""
+    succeed(*settings(data, tmp_path, steps=1))
+    more = {"steps": 2, "resume": "auto"}
+    line = one_line(run(*settings(data, tmp_path, model="1M", **more)), 2)
+    assert "--model 1M has 4 layers, width 128" in line and "has 5 layers, width 64" in line
+    succeed(*settings(data, tmp_path, model=tmp_path / "checkpoint-00000001", **more))
 
 
 def test_no_plan_of_a_run_that_the_network_refuses():
