@@ -245,6 +245,9 @@ void *device_allocate(size_t bytes) {
     blocks[memory] = {pages, whole, false};
     used += whole;
     if (used > most) most = used;
+    open_pages();
+    memset(memory, 0xff, bytes); /* as cudaMalloc gives it: not cleared */
+    streams_clear(memory, bytes);
     return memory;
 }
 

@@ -47,6 +47,23 @@ static void test_same_bits_when_called_again(void **state) {
     inputs_free(in);
 }
 
+/* Memory is zero when `allocate` returns: nothing clears what is copied to it at once. */
+static void test_new_memory_is_zero(void **state) {
+    (void)state;
+    const struct backend *b = subject.backend;
+    float *host = (float *)b->allocate_pinned(2 * sizeof *host), *found = host + 1;
+    float *memory = (float *)b->allocate(2 * sizeof *memory);
+    host[0] = 3;
+    b->h2d_async(memory, host, sizeof *host);
+    b->h2d_wait();
+    b->download(found, memory, sizeof *found);
+    assert_float_equal(*found, 3, 0);
+    b->download(found, memory + 1, sizeof *found);
+    assert_float_equal(*found, 0, 0);
+    b->release(memory);
+    b->release_pinned(host);
+}
+
 /* Whether the conversion of `in`, whose only value is `x`, was repeated. Its result must be x. */
 static bool repeats(char key, weight *out, float *in, float x) {
     const struct backend *b = subject.backend;
@@ -88,6 +105,7 @@ int main(void) {
         cmocka_unit_test_setup(test_copies_that_round, setup),
         cmocka_unit_test_setup(test_same_bits_when_called_again, setup),
         cmocka_unit_test_setup(test_passes_that_repeat, setup),
+        cmocka_unit_test_setup(test_new_memory_is_zero, setup),
     };
     int failures = 0;
     subject.in_place = true;

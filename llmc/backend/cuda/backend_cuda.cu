@@ -78,7 +78,6 @@ static char *stream_memory_of(struct stream_memory *m, size_t bytes, const char 
     if (bytes > m->size) {
         device_release(m->memory);
         m->memory = (char *)device_allocate(bytes);
-        device_synchronize(); /* until it is cleared */
         m->size = m->memory ? bytes : 0;
     }
     if (!m->memory) {

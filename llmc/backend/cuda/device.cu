@@ -129,7 +129,7 @@ void *device_allocate(size_t bytes) {
         return NULL;
     }
     cuda_check(error, "cudaMalloc", __FILE__, __LINE__); /* or an error of earlier work */
-    device_clear(memory, bytes);
+    streams_clear(memory, bytes);
     return memory;
 }
 

@@ -53,7 +53,7 @@
  * is copied.
  *
  * Workers that share a device and a process exchange in its memory, on the compute stream, and need
- * no copies. The host also waits in `download`.
+ * no copies. The host also waits in `download`, and in `allocate` until the memory is clear.
  *
  * A call that fails ends the program after one line with the call, CUDA's message and the place.
  */

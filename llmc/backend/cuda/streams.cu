@@ -205,6 +205,12 @@ void device_clear(void *memory, size_t bytes) {
     CHECK(cudaMemsetAsync(memory, 0, bytes, device_stream()));
 }
 
+/* Copy-in never waits for compute, and never records: the host may wait for it during a pass, too. */
+void streams_clear(void *memory, size_t bytes) {
+    CHECK(cudaMemsetAsync(memory, 0, bytes, device.in));
+    CHECK(cudaStreamSynchronize(device.in));
+}
+
 /* Uploads go through a ring of pinned memory, so that the host may reuse its memory at once and never
  * waits for the device, but for the copies of one round before. */
 enum { RING_PIECES = 512 };
