@@ -36,7 +36,7 @@ struct found {
     char why[400]; /* why no GPU is used */
 };
 
-/* Whether the run fits into the free memory of a GPU that `sharing` ranks use. Sets the least
+/* Whether the run fits kernels, and into the free memory of a GPU that `sharing` ranks use. Sets the least
  * recomputation with which it fits, with --attention auto whether cuDNN's working memory fits
  * beside that, and then the most sets of activations that fit. */
 static bool fits(const struct options *o, const struct llama_config *c,
@@ -46,6 +46,11 @@ static bool fits(const struct options *o, const struct llama_config *c,
     char part[64] = "";
     double total;
     bool enough;
+    if (c->head_size > BACKEND_CUDA_MOST_HEAD) {
+        snprintf(why, size, "heads have %d elements, expected at most %d on a GPU", c->head_size,
+                 BACKEND_CUDA_MOST_HEAD);
+        return false;
+    }
     const bool may = run->cudnn && o->attention == OPTION_ATTENTION_AUTO;
     run->cudnn = run->cudnn && !may;
     run->sets = 1;

@@ -9,6 +9,10 @@
 #include "test/llmc/operators.h"
 #include "test/cuda/kernels_backend.h"
 
+#include <limits.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 static const struct {
     const char *name;
     enum kernels_order order;
@@ -44,11 +48,32 @@ static void test_same_bits_in_any_order_of_threads(void **state) {
     inputs_free(in);
 }
 
+/* Kernels count in 32 bits: what is beyond ends the program, before anything is computed. */
+static void test_too_many_items(void **state) {
+    (void)state;
+    const struct backend *b = subject.backend;
+    for (int operation = 0; operation < 4; operation++) {
+        int status;
+        const pid_t child = fork();
+        if (child == 0) {
+            close(STDERR_FILENO);
+            if (operation == 0) b->swiglu_forward(NULL, NULL, INT_MAX, 3);
+            if (operation == 1) b->swiglu_backward(NULL, NULL, NULL, INT_MAX, 3);
+            if (operation == 2) b->rope(NULL, NULL, NULL, 1 << 11, 1 << 20, 2, 1, 2, false);
+            if (operation == 3) b->attention_forward(NULL, NULL, NULL, 1 << 10, 1 << 20, 2, 1, 8);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),
 #include "test/llmc/operators_list.h"
         cmocka_unit_test_setup(test_same_bits_in_any_order_of_threads, setup),
+        cmocka_unit_test_setup(test_too_many_items, setup),
     };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     size_t most_work[] = {13000, 13000};

@@ -117,6 +117,16 @@ def test_too_little_memory_falls_back_to_the_cpu(data, tmp_path):
     assert "computing on the CPU: this run needs 0." in shown.splitlines()[0]
 
 
+def test_heads_that_are_too_large(data, tmp_path):
+    """A GPU's attention takes heads of 256 elements. (It computes other odd ones: test_cuda_attention.c.)"""
+    small_model(tmp_path / "model", VOCABULARY, layers=1, shape=(258, 16, 1, 1))
+    command = [f"--model={tmp_path}/model", f"--train={data}/train.bin", "--steps=1", "--seq=16", "--batch=1"]
+    why = "heads have 258 elements, expected at most 256 on a GPU"
+    done = run(*command, "--device=cuda", program=EMULATED)
+    assert done.returncode == 1 and done.stderr == f"train_llama2: --device cuda: {why}\n"
+    assert f"computing on the CPU: {why}\n" in succeed(*command, program=EMULATED).stdout
+
+
 @pytest.mark.parametrize("program, environment", [
     (EMULATED, {"EMULATED_DEVICE": "none"}), (PROGRAM, {})], ids=["emulated", "as_built"])
 def test_no_gpu(data, tmp_path, program, environment):

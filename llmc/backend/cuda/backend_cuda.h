@@ -23,6 +23,9 @@ extern const bool backend_cuda_built; /* false: this program never finds a devic
  * memory. */
 const struct backend *backend_cuda(enum dtype dtype, int local_rank, char *why, size_t why_size);
 
+/* The largest head size that attention takes. */
+enum { BACKEND_CUDA_MOST_HEAD = 256 };
+
 /* The bytes of two buffers between a copy and the rounding before or after it (h2d_convert_async,
  * d2h_round_async). On the emulated device they are so few that small models need several parts. */
 #ifdef CUDA_EMULATION

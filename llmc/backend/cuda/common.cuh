@@ -43,6 +43,14 @@ static inline void cuda_check_workspace(size_t got, size_t needed) {
     exit(1);
 }
 
+/* Returns `items`, which a kernel counts up to `most` only. */
+static inline uint32_t cuda_items(const char *operation, size_t items, size_t most) {
+    if (items <= most) return (uint32_t)items;
+    fprintf(stderr, "%s: %zu items, expected at most %zu on a GPU (a smaller --batch has fewer)\n",
+            operation, items, most);
+    exit(1);
+}
+
 #ifndef CUDA_EMULATION
 /* Launches kernel<<<grid, block, shared_bytes, stream>>>(arguments...). A kernel must ask for more
  * than 48 KiB of shared memory through an attribute. It then also asks the SM for as much of its

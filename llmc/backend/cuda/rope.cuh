@@ -41,7 +41,8 @@ template <typename T>
 void cuda_rope(T *qkv, const float *cosine, const float *sine, int B, int length, int H, int K,
                int D, bool backward, cudaStream_t stream) {
     bool vectors = D / 2 % wide<T> == 0 && are_aligned(qkv, cosine, sine);
-    uint32_t items = (uint32_t)((size_t)B * length * (H + K) * (D / 2 / (vectors ? wide<T> : 1)));
+    uint32_t items = cuda_items(
+        "rope", (size_t)B * length * (H + K) * (D / 2 / (vectors ? wide<T> : 1)), UINT32_MAX);
     launch(vectors ? rope_kernel<T, wide<T>> : rope_kernel<T, 1>, ceil_div(items, 256), 256, 0,
            stream, qkv, cosine, sine, length, H + K, H + 2 * K, D, items, backward ? -1.0f : 1.0f);
 }

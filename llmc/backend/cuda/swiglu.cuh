@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(256)
 template <typename T>
 void cuda_swiglu_forward(T *out, const T *gate_up, int N, int F, cudaStream_t stream) {
     bool vectors = F % wide<T> == 0 && are_aligned(out, gate_up);
-    uint32_t items = (uint32_t)((size_t)N * (F / (vectors ? wide<T> : 1)));
+    uint32_t items = cuda_items("swiglu", (size_t)N * (F / (vectors ? wide<T> : 1)), UINT32_MAX);
     launch(vectors ? swiglu_forward_kernel<T, wide<T>> : swiglu_forward_kernel<T, 1>,
            ceil_div(items, 256), 256, 0, stream, out, gate_up, F, items);
 }
@@ -69,7 +69,7 @@ template <typename T>
 void cuda_swiglu_backward(T *dgate_up, const T *dout, const T *gate_up, int N, int F,
                           cudaStream_t stream) {
     bool vectors = F % wide<T> == 0 && are_aligned(dgate_up, dout, gate_up);
-    uint32_t items = (uint32_t)((size_t)N * (F / (vectors ? wide<T> : 1)));
+    uint32_t items = cuda_items("swiglu", (size_t)N * (F / (vectors ? wide<T> : 1)), UINT32_MAX);
     launch(vectors ? swiglu_backward_kernel<T, wide<T>> : swiglu_backward_kernel<T, 1>,
            ceil_div(items, 256), 256, 0, stream, dgate_up, dout, gate_up, F, items);
 }

@@ -36,7 +36,8 @@ static inline bool cuda_attention_takes(int D) {
     return D >= 1 && D <= PLAIN_MOST;
 }
 
-static inline void cuda_attention_check(int D) {
+static inline void cuda_attention_check(int B, int T, int H, int D) {
+    cuda_items("attention", ceil_div(T, BLOCK_ROWS) * BLOCK_ROWS * B * H, INT32_MAX);
     if (cuda_attention_takes(D)) return;
     fprintf(stderr, "attention: head size %d, expected 1 to %d\n", D, PLAIN_MOST);
     exit(1);
@@ -55,7 +56,7 @@ static inline void cuda_attention_check(int D) {
 template <typename T>
 void cuda_attention_forward(T *out, float *log_sum_exp, const T *qkv, int B, int T_, int H, int K,
                             int D, cudaStream_t stream) {
-    cuda_attention_check(D);
+    cuda_attention_check(B, T_, H, D);
     if constexpr (sizeof(T) == 2)
         if (D % 8 == 0 && D <= 128)
             return ATTENTION_INSTANCE(D, attention_forward_launch, out, log_sum_exp, qkv, B, T_, H,
@@ -68,7 +69,7 @@ void cuda_attention_forward(T *out, float *log_sum_exp, const T *qkv, int B, int
 template <typename T>
 void cuda_attention_continue(T *out, const T *qkv, int first, int rows, int H, int K, int D,
                              cudaStream_t stream) {
-    cuda_attention_check(D);
+    cuda_attention_check(1, rows, H, D);
     if (rows > 0) plain_continue_launch(out, qkv, first, rows, H, K, D, stream);
 }
 
@@ -83,7 +84,7 @@ template <typename T>
 void cuda_attention_backward(T *dqkv, const T *dout, const T *out, const T *qkv,
                              const float *log_sum_exp, int B, int T_, int H, int K, int D,
                              void *workspace, size_t workspace_bytes, cudaStream_t stream) {
-    cuda_attention_check(D);
+    cuda_attention_check(B, T_, H, D);
     cuda_check_workspace(workspace_bytes, cuda_attention_backward_workspace(B, T_, H, K, D));
     float *floats = (float *)workspace;
     if constexpr (sizeof(T) == 2)

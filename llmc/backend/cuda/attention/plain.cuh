@@ -10,9 +10,10 @@
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_PLAIN_H
 #define LLMC_BACKEND_CUDA_ATTENTION_PLAIN_H
 
+#include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/backend/cuda/common.cuh"
 
-enum { PLAIN_THREADS = 128, PLAIN_WARPS = PLAIN_THREADS / 32, PLAIN_MOST = 256 /* head size */ };
+enum { PLAIN_THREADS = 128, PLAIN_WARPS = PLAIN_THREADS / 32, PLAIN_MOST = BACKEND_CUDA_MOST_HEAD };
 
 /* Copies row (D) to this warp's part of shared memory. */
 template <typename T> __device__ __forceinline__ void plain_keep(float *kept, const T *row, int D) {
