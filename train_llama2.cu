@@ -39,6 +39,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef GIT_REVISION
 #define GIT_REVISION "unknown"
@@ -576,13 +577,19 @@ static int check_printed(const struct options *o, int status) {
     return 1;
 }
 
-int main(int argc, char **argv) {
+static bool main_returns;
+
+/* Nothing here calls exit(). A library might, or a rule's function: that is no success. */
+static void refuse_exit(void) {
+    if (main_returns) return;
+    log_error("exit() was called before the end: expected --rule's functions to return");
+    fflush(NULL);
+    _exit(1);
+}
+
+static int run_command_line(int argc, char **argv) {
     struct options options;
     struct lossynet_world world;
-    file_hold_standard();
-    stop_signal_ignore_again();
-    threads_wait_briefly(argv);
-    stop_signal_open();
     if (lossynet_bootstrap(&argc, &argv, &world)) return 1;
     int status = validate_command_line(argc, argv, &world, GIT_REVISION, &options);
     if (!status && (options.help || options.version)) {
@@ -594,6 +601,18 @@ int main(int argc, char **argv) {
     }
     status = check_printed(&options, status);
     lossynet_shutdown(status);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    file_hold_standard();
+    stop_signal_ignore_again();
+    threads_wait_briefly(argv);
+    stop_signal_open();
+    atexit(refuse_exit);
+    at_quick_exit(refuse_exit);
+    const int status = run_command_line(argc, argv);
+    main_returns = true;
     return status;
 }
 #endif
