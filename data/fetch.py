@@ -48,6 +48,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HOME = "https://huggingface.co"
@@ -244,9 +245,13 @@ def documents(path):
         return
     reader = documents_of_parquet if path.suffix == ".parquet" else documents_of_gzip
     first = True
-    for text in reader(path):
-        yield ("" if first else f"{SEPARATOR}\n") + text + "\n"
-        first = False
+    try:
+        for text in reader(path):
+            yield ("" if first else f"{SEPARATOR}\n") + text + "\n"
+            first = False
+    except (OSError, ValueError, LookupError, TypeError, EOFError, zlib.error) as error:
+        raise Failure(f"{path}: {type(error).__name__}: {error}: expected the file as it was published; remove it and "
+                      "its .sha256 to fetch anew") from None
 
 
 def write_documents(paths, out):

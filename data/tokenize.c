@@ -403,8 +403,16 @@ static int open_outputs(struct job *job) {
     job->split = s->val ? (uint64_t)((1 - fraction) * (double)job->inputs.bytes) : UINT64_MAX;
     const uint64_t shard = (uint64_t)s->shard_tokens;
     if (refuse_input(job, s->train) || refuse_input(job, s->val)) return -1;
-    if (token_writer_open(&job->outputs[0], s->train, shard, vocabulary)) return -1;
-    return token_writer_open(&job->outputs[1], s->val, shard, vocabulary);
+    if (token_writer_open(&job->outputs[0], s->train, shard, vocabulary) ||
+        token_writer_open(&job->outputs[1], s->val, shard, vocabulary))
+        return -1;
+    struct stat train, val;
+    if (s->val && !fstat(job->outputs[0].descriptor, &train) &&
+        !fstat(job->outputs[1].descriptor, &val) && train.st_dev == val.st_dev &&
+        train.st_ino == val.st_ino)
+        return log_error("--train '%s' and --val '%s' name the same file: expected two", s->train,
+                         s->val);
+    return 0;
 }
 
 /* The directory of a file's name. */

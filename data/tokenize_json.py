@@ -272,7 +272,7 @@ def main():
         parser.error(f"--val-fraction: expected a number between 0 and 1, and --val, got {fraction}")
     if arguments.val and "-" in arguments.input:
         parser.error("--val: expected files, whose size is known, not standard input")
-    if arguments.val == arguments.train:
+    if arguments.val and arguments.val.resolve() == arguments.train.resolve():
         parser.error(f"--train and --val name the same file, {arguments.train}")
     if arguments.shard_tokens and not 2 <= arguments.shard_tokens <= MOST_TOKENS:
         parser.error(f"--shard-tokens: expected 2 to {MOST_TOKENS}, got {arguments.shard_tokens}")

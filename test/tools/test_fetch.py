@@ -232,6 +232,19 @@ def test_c4_is_trusted_on_first_use(server, tmp_path):
     assert "kept from an earlier download in" in said and not name.exists()
 
 
+@pytest.mark.parametrize("content", [gzip.compress(b'{"title": "none"}\n'), gzip.compress(b"no text"),
+                                     b"\x1f\x8b\x08\0" + bytes(30), gzip.compress(b"5\n"),
+                                     gzip.compress(b"text" * 99)[:30]])
+def test_a_file_that_is_not_what_it_should_be(server, tmp_path, content):
+    """C4's checksums are not known beforehand."""
+    for path, _, _ in table("c4"):
+        server.files[path.format(i=0)] = content
+    said = fetch(server, "c4", tmp_path, expect=1)
+    (line,) = (line for line in said.splitlines() if line.startswith("fetch.py: "))
+    assert "c4-train.00000-of-01024.json.gz: " in line and "remove it and its .sha256" in line
+    assert "Traceback" not in said
+
+
 def stand_in_for_pyarrow(folder):
     """A module that reads "PAR1" and two documents behind it."""
     (folder / "pyarrow").mkdir()

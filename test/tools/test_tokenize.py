@@ -212,6 +212,7 @@ def test_inputs_that_are_refused(model, tmp_path, folder, said):
     (["--train", "text"], "'text' is read as input: expected another name"),
     (["--train", "x.bin", "--val", "link"], "'text' is read as input: expected another name"),
     (["--train", "pipe"], "'pipe' is no regular file"),
+    (["--train", "x.bin", "--val", "./x.bin"], "--train 'x.bin' and --val './x.bin' name the same file"),
     (["--train", "x.bin", "--val", "/dev/null"], "'/dev/null' is no regular file"),
 ])
 def test_outputs_take_no_other_things_place(model, tmp_path, names, said):

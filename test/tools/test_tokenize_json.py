@@ -137,6 +137,7 @@ def test_validation_shards_and_standard_input(environment, tmp_path):
     ({"--val-fraction": "0.1"}, 2, "--val-fraction: expected a number between 0 and 1, and --val"),
     ({"--val": "v.bin", "--input": "-"}, 2, "--val: expected files"),
     ({"--val": "t.bin"}, 2, "name the same file"),
+    ({"--val": "with/../t.bin"}, 2, "name the same file"),
     ({"--shard-tokens": "1"}, 2, "--shard-tokens: expected 2 to"),
 ])
 def test_wrong_use(environment, tmp_path, change, code, said):
