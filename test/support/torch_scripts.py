@@ -795,6 +795,15 @@ def groups_with_names(make, rank):
     return result(inner)
 
 
+@refused
+def groups_of_ranks(make, rank):
+    """The same parameters in the same order, of which each rank decays others."""
+    inner = net()
+    every, count = list(inner.parameters()), 2 + 2 * rank
+    optimizer = make.optimizer([{"params": every[:count], "weight_decay": 0.5}, {"params": every[count:]}], ADAMW)
+    loop(inner, optimizer, rank)
+
+
 def functional_first(make, rank):
     """The first pass is one with values that no parameter has."""
     inner = Noisy(seed=rank)
@@ -914,7 +923,7 @@ TABLE = {
     "hook of state_dict": in_loop(lambda _inner, optimizer: optimizer.register_state_dict_post_hook(print)),
     "written in model()": in_loop(writes_in_model),
     "counts in groups": built(net, None, Counts), "groups with names": groups_with_names,
-    "functional_call first": functional_first,
+    "functional_call first": functional_first, "groups of ranks": groups_of_ranks,
     "clip of ranks": refused(lambda make, rank: loop(*make(net(), SGD, lr=0.1, clip=0.01 + 0.01 * rank), rank)),
     "state of other groups": state_of_another_model(40, lambda model: [
         {"params": model[0].parameters()}, {"params": model[2:].parameters()}]),

@@ -434,8 +434,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             entry.direct and entry.parameter._version != entry.version for entry in self._entries)
         bits = np.packbits([looks, self._others.changed(), writes,
                             *(entry.parameter.grad is not None for entry in self._entries)])
-        numbers = [[value.tolist() if torch.is_tensor(value) else value for value in _model.settings(group).values()
-                    if isinstance(value, (int, float, tuple, torch.Tensor))] for group in ({"": self.clip}, *self.param_groups)]
+        numbers = [[v.tolist() if torch.is_tensor(v) else v for v in _model.settings(g).values() if isinstance(v, (
+            int, float, tuple, torch.Tensor))] for g in ({0: (self.clip, *map(len, self._groups))}, *self.param_groups)]
         gradients = [("the gradient of " + entry.words,
                       torch.zeros_like(entry.value) if entry.parameter.grad is None else entry.parameter.grad)
                      for entry in self._entries] if written else []
