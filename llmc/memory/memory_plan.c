@@ -149,6 +149,13 @@ static double cudnn_bytes(const struct llama_config *c, const struct memory_plan
     return cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size);
 }
 
+/* Workers of one device: the list of their packets, and marks or weights of one exchange. */
+static double packet_bytes(const struct memory_plan_settings *s, double P) {
+    const double packets = s->wire.bytes[1] * P / s->wire.packet_bytes;
+    return packets *
+           ((double)sizeof(struct backend_packet) + fmax(s->run.workers, 4 * groups_of(s)));
+}
+
 /* Working memory of operations (backend_cuda.cu): the logits of a chunk, sums of the backward
  * passes of attention and norms, cuDNN's attention, and the memory that opening the device
  * takes. */
@@ -232,6 +239,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.working_bytes = device ? device_bytes(config, s) : cpu_bytes(config, s);
     /* Buffers to convert parameters received in float32 (the model, to evaluate), and gradients. */
     if (p.has[ARRAY_MASTER]) e.working_bytes += 4.0 / p.copy_bytes * BACKEND_CUDA_PART_BYTES;
+    if (device && N > 1 && p.way == WAY_IN_PLACE) e.working_bytes += packet_bytes(s, P);
     e.program_bytes = device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     const double received = p.copy_bytes == 2 ? 2 * sizes.owned * (groups_of(s) - 1) : 0;

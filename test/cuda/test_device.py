@@ -112,6 +112,17 @@ def test_memory_decides_what_is_computed_again(data):
     assert done.returncode == 1 and "with --recompute block, and the GPU has" in done.stderr
 
 
+def test_small_packets_take_memory(data):
+    """Workers of one GPU have a list of packets there, of 24 bytes each, and 4 bytes for each sender."""
+    def planned(size):
+        shown = succeed("--model=260K", f"--train={data}/train.bin", "--workers=64", "--wire-dtype=float32", "--dry-run",
+                        "--device=cuda", f"--packet-bytes={size}", "--vocab-size=512", program=EMULATED).stdout
+        return 1e9 * float(shown.split(" GB  8 workers at a time")[0].split()[-1])
+
+    packets = 260_000 / 16
+    assert planned(64) - planned(4096) == pytest.approx(packets * (24 + 4 * 64), abs=1e6)
+
+
 def test_too_little_memory_falls_back_to_the_cpu(data, tmp_path):
     _, _, shown = train(data, tmp_path, environment={"EMULATED_MEMORY": "100000000"})
     assert "computing on the CPU: this run needs 0." in shown.splitlines()[0]
