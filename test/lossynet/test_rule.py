@@ -105,6 +105,17 @@ assert all((kept == copy).all() for kept, copy in Keeps.kept) and Keeps.kept
 own = rules.ZeroFill()
 own.average = lambda part, gradients, arrived, carried: rules.Mean.average(own, part, gradients, arrived, carried)
 same(run(own), run(rules.Mean()), 0)
+class Exits(lossynet.Rule):
+    def average(self, part, gradients, arrived, carried):
+        sys.exit(0)
+class ExitsBefore(lossynet.Rule):
+    def reliable(self, phase, step, steps, norm):
+        sys.exit(0)
+for rule in Exits(), ExitsBefore():
+    try:
+        run(rule)
+    except RuntimeError as error:
+        print("ended", error)
 class Typo(lossynet.Rule):
     def averge(self, part, gradients, arrived, carried):
         return gradients[0]
@@ -143,6 +154,8 @@ def test_a_rule_that_fails_is_told():
     for what in ("None", "float32 of the shape ()", "float32 of the shape (1,)", "float32 of the shape (2, ",
                  "complex64 of the shape (", "<U1 of the shape ()"):
         assert f"returned {what}" in output, output + errors
+    for name in "Exits", "ExitsBefore":
+        assert f"ended lossynet: {name} called exit(): expected" in output, output + errors
     assert "expected one of the methods send, average, receive, reliable" in output, output + errors
     assert "expected an object of a subclass of lossynet.Rule" in output
     assert "rule: expected carry 0" in output
@@ -214,3 +227,48 @@ print("same")
 def test_a_rule_trains_a_model():
     for output, errors, code in ranks(TORCH, 2, environment()):
         assert code == 0 and output == "same\n", output + errors
+
+
+MISUSED = """
+import numpy as np, lossynet
+def told(what, function, *given, **keywords):
+    try:
+        function(*given, **keywords)
+    except (ValueError, lossynet.LossynetError) as error:
+        print(what, error)
+told("shards", lossynet.Comm, [10, 10], rank=0, ranks=1, shards=[[10]])
+with lossynet.Comm(1000) as comm:
+    one, other = np.ones(1000, np.float32), np.ones(1000, np.float32)
+    fixed = np.frombuffer(bytes(4000), np.float32)
+    comm.step_begin(7)
+    told("fixed", comm.reduce, fixed)
+    comm.reduce_begin(one)
+    told("other", comm.reduce, other)
+    comm.reduce(one)
+    comm.broadcast(one)
+    told("counters", comm.counters, 6)
+    assert comm.counters(7)["expected"][0] > 0
+    told("gather", comm.all_gather, np.array([comm.rank, 1], (np.int64, np.float64)[comm.rank]))
+    assert comm.all_gather(np.array([comm.rank])).ravel().tolist() == [0, 1]
+"""
+
+
+def test_what_would_give_wrong_numbers_is_told():
+    for output, errors, code in ranks(MISUSED, 2):
+        said = dict(line.split(" ", 1) for line in output.splitlines())
+        assert code == 0 and list(said) == ["shards", "fixed", "other", "counters", "gather"], output + errors
+        assert "expected a list of 2 buckets" in said["shards"] and said["fixed"].endswith("that is read-only")
+        assert "expected the same" in said["other"] and "the one before, 7" in said["counters"]
+        assert "all_gather() of int64 (2,)" in said["gather"] and "all_gather() of float64 (2,)" in said["gather"]
+
+
+def test_a_launcher_that_sets_other_variables_is_told():
+    """Each process would train alone."""
+    if not LIBRARY.exists():
+        pytest.skip("this build has no liblossynet.so")
+    code = "import lossynet; lossynet.Comm(10)"
+    environment_ = {"PYTHONPATH": str(ROOT / "lossynet" / "python"), "LOSSYNET_LIBRARY": str(LIBRARY)}
+    for count, expected in ("4", 1), ("1", 0):
+        done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False,
+                              env=environment_of({**environment_, "OMPI_COMM_WORLD_SIZE": count}))
+        assert done.returncode == expected and ("OMPI_COMM_WORLD_SIZE=4" in done.stderr) == bool(expected), done.stderr

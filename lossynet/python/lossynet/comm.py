@@ -21,6 +21,7 @@ _NAME_BYTES = 64
 _ELSEWHERE = "another rank waits in another collective call"  # a status, after which ranks may still swap names
 _TORCHRUN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
              "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FORK_LAUNCHED")
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # how many processes a launcher started
 _SPREAD_BYTES = 16 << 20  # that leave at once
 
 
@@ -46,6 +47,10 @@ class Place(NamedTuple):
         """Takes what is not given from torchrun's variables RANK, WORLD_SIZE and MASTER_ADDR. The port is
         LOSSYNET_PORT, else MASTER_PORT + 1, else 7010. Without any of them: rank 0 of 1."""
         environment = os.environ
+        for name in _LAUNCHERS if rank is ranks is None and not {"RANK", "WORLD_SIZE"} & {*environment} else ():
+            if environment.get(name, "1") != "1":  # each process would train alone
+                raise LossynetError(f"lossynet: started with {name}={environment[name]}, without RANK and WORLD_SIZE: "
+                                    "expected torchrun's variables, or rank, ranks and address")
         port = environment.get("LOSSYNET_PORT") or int(environment.get("MASTER_PORT", 7009)) + 1
         return cls(int(environment.get("RANK", 0) if rank is None else rank),
                    int(environment.get("WORLD_SIZE", 1) if ranks is None else ranks),
@@ -68,16 +73,18 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _array(vector: Any, elements: int, what: str) -> np.ndarray:
-    """A NumPy array or a tensor on the CPU, of `elements` float32 without gaps, as an array."""
+def _array(vector: Any, elements: int, what: str, changes: bool = True) -> np.ndarray:
+    """A NumPy array or a tensor on the CPU, of `elements` float32 without gaps, as an array. changes: the library may
+    write to it."""
     array = vector
     if str(getattr(vector, "device", "")) == "cpu" and str(vector.dtype) == "torch.float32":
         array = vector.detach().numpy()
     if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.flags.c_contiguous
-            and array.size == elements):
+            and array.size == elements and (array.flags.writeable or not changes)):
+        fixed = " that is read-only" * (isinstance(array, np.ndarray) and not array.flags.writeable)
         raise ValueError(f"lossynet: {what}: expected {elements} contiguous float32 in the host's memory, got "
                          f"{type(vector).__name__} {getattr(vector, 'dtype', '')} "
-                         f"{tuple(getattr(vector, 'shape', ()))}")
+                         f"{tuple(getattr(vector, 'shape', ()))}{fixed}")
     return array
 
 
@@ -94,8 +101,8 @@ def _index(name: str, index: int, count: int) -> int:
     return index
 
 
-def _address(vector: Any, elements: int, what: str) -> int:
-    return _array(vector, elements, what).ctypes.data
+def _address(vector: Any, elements: int, what: str, changes: bool = True) -> int:
+    return _array(vector, elements, what, changes).ctypes.data
 
 
 class Comm:
@@ -138,6 +145,9 @@ class Comm:
         self._rule = Bound(rule) if rule is not None else None
         if self._rule:
             get("named_rule", self._named, ctypes.addressof(self._rule.functions))
+        if shards and [len(bucket) for bucket in shards] != [self.ranks] * len(self.buckets):
+            raise ValueError(f"lossynet: shards: expected a list of {len(self.buckets)} buckets, each of {self.ranks} "
+                             "numbers, one for each rank")
         if shards:
             owned = (ctypes.c_size_t * (len(shards) * self.ranks))(*(size for bucket in shards for size in bucket))
             get("named_shards", self._named, owned)  # which stays until the comm is open
@@ -145,6 +155,8 @@ class Comm:
             check(functools.partial(_gather_at_start, world), self.rank)
         self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
         self._step, self._lossless = 0, False
+        self._begun: tuple[int, ...] = ()  # the present step and the one before
+        self._sent: dict[int, Any] = {}  # by phase: a vector that the library reads until the phase has ended
         self.place = ""  # what the caller is in, for errors: by default the name of a method
         call("open", world, get("named_settings", self._named, world.ranks), ctypes.byref(handle))
         self._handle = handle
@@ -211,12 +223,12 @@ class Comm:
     def step_begin_known(self, step: int) -> None:
         """The same where ranks are known to be in the same step, without a round trip."""
         call("step_begin", self._comm, step)
-        self._step = step
+        self._step, self._begun = step, (*self._begun[-1:], step)
         self._ask_rule(GRADIENT)
 
     def _ask_rule(self, phase: int) -> None:
         if self._rule and "reliable" in self._rule.has:
-            self._lossless = bool(self._rule.rule.reliable(phase, self._step, self.steps, self.norm))
+            self._lossless = self._rule.reliable(phase, self._step, self.steps, self.norm)
 
     def _phase(self, name: str, *given: Any) -> None:
         """A call in which the library may call the rule, and in which other ranks may not be."""
@@ -251,6 +263,7 @@ class Comm:
     def reduce_begin(self, vector: Any) -> None:
         """From now on buckets leave when they are ready. ``reduce`` of the same vector must follow."""
         self._phase("reduce_begin", self._vectors(vector), self._lossless)
+        self._sent[GRADIENT] = vector
 
     def bucket_ready(self, bucket: int) -> None:
         """This rank's vector is final in a bucket. Buckets become ready in ascending order."""
@@ -259,7 +272,10 @@ class Comm:
     def reduce(self, vector: Any) -> None:
         """GRADIENT phase: this rank's shards of ``vector`` (elements float32, changed in place) become the
         average of what arrived. With ``carry`` other elements change, too. Collective."""
-        self._phase("reduce", self._vectors(vector), self._lossless)
+        vectors, begun = self._vectors(vector), self._sent.pop(GRADIENT, vector)
+        if self._vectors(begun) is not vectors:
+            raise ValueError("lossynet: reduce() of another vector than that of reduce_begin(): expected the same")
+        self._phase("reduce", vectors, self._lossless)
 
     def broadcast(self, vector: Any) -> None:
         """PARAMETER phase: every rank sends its shards of ``vector``; what arrives overwrites, what does not
@@ -271,6 +287,7 @@ class Comm:
         """The same in parts: until ``broadcast_end`` only buckets that were waited for may be read, and what
         this rank owns must not be written before the next ``reduce`` has returned. Collective."""
         self._ask_rule(PARAMETER)
+        self._sent[PARAMETER] = vector
         self._phase("broadcast_begin", self._vectors(vector), self._lossless)
 
     def bucket_wait(self, bucket: int) -> None:
@@ -296,7 +313,8 @@ class Comm:
         """From now on broadcasts send ``ahead`` (owned elements, float32, in order of buckets) instead of the
         shards; None: the shards again. Its contents must stay until the next ``reduce`` has returned."""
         count = get("owned_elements", self._comm, self.rank)
-        self._ahead = None if ahead is None else (ahead, (ctypes.c_void_p * 1)(_address(ahead, count, "ahead")))
+        self._ahead = None if ahead is None else (
+            ahead, (ctypes.c_void_p * 1)(_address(ahead, count, "ahead", changes=False)))
         get("broadcast_ahead", self._comm, self._ahead and self._ahead[1], lead)
 
     # ---- reliable exchanges
@@ -323,12 +341,12 @@ class Comm:
             self._swap(np.tile(part, self.ranks) if gives else part, [part.nbytes * gives] * self.ranks,
                        part, [part.nbytes, *[0] * (self.ranks - 1)])
 
-    def all_gather(self, mine: np.ndarray, name: str = "all_gather()") -> np.ndarray:
+    def all_gather(self, mine: np.ndarray, name: str | None = None) -> np.ndarray:
         """A small array of each rank: (ranks, *mine.shape). Nothing is lost. name: of the call, for errors, or empty
         where all ranks are known to call it. Collective."""
         mine = _numbers(mine)
-        if name:
-            self.agree(name)
+        if name != "":
+            self.agree(name or f"all_gather() of {mine.dtype} {mine.shape}")
         result = np.empty((self.ranks, *mine.shape), mine.dtype)
         sizes = [mine.nbytes] * self.ranks
         self._swap(np.tile(mine.reshape(-1), self.ranks), sizes, result, sizes)
@@ -339,12 +357,12 @@ class Comm:
         offsets = [(ctypes.c_size_t * (self.ranks + 1))(0, *itertools.accumulate(sizes)) for sizes in (given, taken)]
         call("swap", self._comm, gives.ctypes.data, offsets[0], takes.ctypes.data, offsets[1])
 
-    def pulse(self, mine: np.ndarray, name: str = "pulse()") -> np.ndarray:
+    def pulse(self, mine: np.ndarray, name: str | None = None) -> np.ndarray:
         """The all_gather that a step makes once; it carries the step's measurements. name: as in all_gather, or empty
         where all ranks are known to call it, which takes half a round trip less. Collective."""
         mine = _numbers(mine)
-        if name:
-            self.agree(name)
+        if name != "":
+            self.agree(name or f"pulse() of {mine.dtype} {mine.shape}")
         result = np.empty((self.ranks, *mine.shape), mine.dtype)
         self._phase("pulse", mine.ctypes.data, result.ctypes.data, mine.nbytes)
         return result
@@ -362,6 +380,9 @@ class Comm:
         """What became of the packets of a step whose broadcast has ended: this one or the one before.
         ``lost``: shares by phase. Collective."""
         counters = Counters()
+        if step not in self._begun:
+            raise ValueError(f"lossynet: counters of step {step}: expected the present step or the one before, "
+                             f"{' or '.join(map(str, self._begun[::-1])) or 'after step_begin()'}")
         self.agree("counters()")
         call("step_counters", self._comm, step, counters)
         return _counters(counters)

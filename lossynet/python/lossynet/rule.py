@@ -96,7 +96,22 @@ class Bound:
         """Raises what a method of the rule has raised."""
         if self.failed is not None:
             error, self.failed = self.failed, None
+            self._refuse_exit(error)
             raise error
+
+    def _refuse_exit(self, error: BaseException) -> None:
+        """sys.exit() in a rule would end an unfinished run as if it had succeeded."""
+        if isinstance(error, SystemExit):
+            raise RuntimeError(f"lossynet: {type(self.rule).__name__} called exit(): expected its methods to "
+                               "return") from error
+
+    def reliable(self, *given: Any) -> bool:
+        """The rule's method, which Comm calls itself."""
+        try:
+            return bool(self.rule.reliable(*given))
+        except SystemExit as error:
+            self._refuse_exit(error)
+            raise
 
     def _send(self, _context: Any, pointer: Any, worker: int, values: int) -> None:
         part = Part.from_buffer_copy(pointer.contents)
