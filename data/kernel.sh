@@ -33,7 +33,7 @@ tokenize=${TOKENIZE:-$here/../build/tokenize}
 directory=$1
 vocabulary=${2-4096}
 megabytes=${MEGABYTES-210}
-case $megabytes in '' | *[!0-9.]*) fail "MEGABYTES is '$megabytes', expected a number" 2 ;; esac
+case $megabytes in '' | . | *[!0-9.]* | *.*.*) fail "MEGABYTES is '$megabytes', expected a number" 2 ;; esac
 [ "$vocabulary" -ge 400 ] 2>/dev/null && [ "$vocabulary" -le 32000 ] ||
     fail "the vocabulary is '$vocabulary', expected 400 to 32000" 2
 [ -x "$tokenize" ] || fail "'$tokenize' is missing; build it with make"

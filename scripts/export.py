@@ -62,6 +62,8 @@ def once(events):
                 continue
             last[event["event"]] = event["step"]
         yield {**event, "step": event["step"] + 1} if event["event"] == "step" else event
+    if not last:
+        raise LogError("the log has no step yet: expected a run that has begun to train")
 
 
 def scalars(event):
@@ -157,6 +159,8 @@ def write_csv(events, path):
         row = rows.setdefault(event["step"] if kind == "step" else max(rows), {})
         row.update((name if kind == "step" else f"validation_{name}", value) for name, value in scalars(event))
         columns += [name for name in row if name not in columns]
+    if not rows:
+        raise LogError("the log has no step: expected that of a training")
     whole = path.is_file() or not path.exists()  # a pipe or a device, such as /dev/stdout, keeps its place
     partial = path.with_name(path.name + ".partial") if whole else path
     if not path.parent.is_dir():

@@ -119,6 +119,9 @@ class Web:
 def web_numbers(times):
     counted = [took for begun, took in times if begun >= WARM_UP]
     done = sorted(took for took in counted if took is not None)
+    if not done:
+        raise RuntimeError(f"no request succeeded after {WARM_UP:g} s: {len(counted)} failed; expected more --seconds, "
+                           "or higher --rates")
     return {"requests": len(counted), "failed": len(counted) - len(done),
             "mean_ms": statistics.fmean(done), "p99_ms": done[int(0.99 * (len(done) - 1))]}
 
@@ -150,6 +153,8 @@ def wait_for_step(running, out, steps):
 def training_numbers(out):
     log = read_log(out)
     steps = [event for event in log if event["event"] == "step"]
+    if not steps:
+        raise RuntimeError(f"{out}/log.jsonl has no step: expected more --seconds")
     return {"steps": len(steps), "step_ms": statistics.median(e["step_ms"] for e in steps),
             "lost": statistics.fmean((e["gradient_loss_rate"] + e["parameter_loss_rate"]) / 2
                                      for e in steps),
@@ -211,7 +216,9 @@ def step_change(arguments):
 def cost(arguments, results):
     """The validation loss of the same training in one process, for each seed of the losses: without
     loss, with independent losses of the same mean as the queues', and with the trace of the queues."""
-    rate = max(r["rate"] for r in results if r["beside"] == "lossy, le")
+    rate = max((r["rate"] for r in results if r["beside"] == "lossy, le"), default=None)
+    if rate is None:
+        raise RuntimeError(f"{arguments.out}/results.json has no losses yet: expected a rate before --only cost")
     lost = next(r["lost"] for r in results if r["rate"] == rate and r["beside"] == "lossy, le")
     folder = arguments.out / "runs" / f"{rate}-lossy-le"
     done = subprocess.run([ROOT / "scripts" / "loss_trace.py",
@@ -302,6 +309,10 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
+    if arguments.only not in (None, "step-change", "cost", "report", *map(str, arguments.rates)):
+        parser.error(f"--only is '{arguments.only}', expected one of --rates, step-change, cost or report")
+    if not (arguments.seconds > WARM_UP and min(*arguments.rates, arguments.seeds, arguments.steps // 10, 1) > 0):
+        parser.error(f"expected --rates and --seeds of at least 1, --steps of at least 10, --seconds above {WARM_UP:g}")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # from here on a pipe that breaks is reported
     reason = testbed.unavailable()
     if reason:
@@ -338,4 +349,7 @@ def main():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program without a traceback
-    main()
+    try:
+        main()
+    except RuntimeError as failure:
+        sys.exit(f"measured.py: {failure}")

@@ -368,11 +368,17 @@ def main():
     parser.add_argument("--at", nargs=2, metavar=("WORKERS", "LOSS"), type=float)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent)
     args = parser.parse_args()
+    if not all(0 < size < math.inf for size in (args.gb, args.gbps, args.rtt_us)) or \
+            not all(0 <= size < math.inf for size in (args.compute_s, args.tax)):
+        parser.error("--gb, --gbps and --rtt-us expect numbers above 0, --compute-s and --tax of at least 0")
+    if not args.out.is_dir():
+        parser.error(f"--out: there is no folder '{args.out}'")
     if not args.at:
         return report(args)
-    workers, loss = int(args.at[0]), args.at[1]
-    if workers < 2 or not 0 <= loss < 1:
-        sys.exit("scaling.py: --at expects at least 2 workers and a loss rate in [0, 1)")
+    workers, loss = args.at
+    if not (2 <= workers < math.inf and workers % 1 == 0 and 0 <= loss < 1):
+        parser.error("--at expects at least 2 workers, a whole number, and a loss rate in [0, 1)")
+    workers = int(workers)
     net = Network(args.gbps, args.rtt_us * 1e-6, loss)
     for name in list(OURS) + [f"{way} {transport}" for transport in TRANSPORTS
                              for way in ("ring", "tree")]:

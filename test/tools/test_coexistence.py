@@ -181,6 +181,15 @@ def test_client_knows_an_error():
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("words, says", [
+    (("--only=elsewhere",), "--only is 'elsewhere', expected one of --rates"), (("--seconds=2",), "--seconds above 2"),
+    (("--seeds=0",), "--seeds of at least 1"), (("--rates", "50", "0"), "--rates and --seeds of at least 1")])
+def test_measurements_of_nothing(words, says):
+    done = subprocess.run([sys.executable, ROOT / "dev" / "coexistence" / "measured.py", *words], text=True,
+                          capture_output=True, check=False, timeout=TIMEOUT)
+    assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
+
+
 def test_experiment(namespaces, tmp_path):  # pylint: disable=unused-argument
     """dev/coexistence/measured.py makes all its measurements. Their values are not tested, since the machine
     may be busy."""

@@ -145,12 +145,17 @@ def test_csv_into_a_pipe(run, tmp_path):
     (["RUN", "--csv", "x", "--follow"], 2, "--follow: expected --tensorboard or --wandb"),
     (["RUN", "--wandb", "p"], 1, "pip install wandb"),
     (["RUN", "--tensorboard", "d"], 1, "pip install tensorboard"),
-    (["BROKEN", "--csv", "x"], 1, 'log.jsonl:2: expected a JSON object with "event"')])
+    (["BROKEN", "--csv", "x"], 1, 'log.jsonl:2: expected a JSON object with "event"'),
+    (["BEGUN", "--csv", "x"], 1, "export.py: the log has no step yet"),
+    (["EVALUATED", "--csv", "x"], 1, "export.py: the log has no step: expected that of a training")])
 def test_errors(run, tmp_path, arguments, code, said):
     (tmp_path / "log.jsonl").write_text('{"event": "run"}\nnot JSON\n')
+    for name, more in (("begun", ""), ("evaluated", '{"event": "eval", "step": 0, "val_loss": 2}\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").write_text('{"event": "run"}\n' + more)
     for name in ("wandb", "tensorboard"):  # where they are installed, too
         (tmp_path / f"{name}.py").write_text("raise ImportError('none here')\n")
-    places = {"RUN": run, "BROKEN": tmp_path}
+    places = {"RUN": run, "BROKEN": tmp_path, "BEGUN": tmp_path / "begun", "EVALUATED": tmp_path / "evaluated"}
     stderr = export(*(places.get(word, word) for word in arguments), code=code,
                     environment={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert said in stderr and (code == 2 or len(stderr.splitlines()) == 1)

@@ -1,4 +1,5 @@
 """Compares dev/scaling/scaling.py with exact results in small cases."""
+import subprocess
 import sys
 
 import numpy as np
@@ -133,3 +134,14 @@ def test_many_paths_keep_a_third_at_one_percent():
 def test_model_meets_what_was_measured():
     lines = scaling.calibration().splitlines()[2:]
     assert lines and all(abs(float(line.split("|")[6].strip(" %"))) <= 12 for line in lines), lines
+
+
+@pytest.mark.parametrize("words, says", [
+    (("--gbps=0",), "--gb, --gbps and --rtt-us expect numbers above 0"), (("--rtt-us=nan",), "expect numbers above 0"),
+    (("--tax=-1",), "--compute-s and --tax of at least 0"), (("--at", "8.5", "0.1"), "at least 2 workers, a whole number"),
+    (("--at", "inf", "0.1"), "at least 2 workers"), (("--out=absent",), "--out: there is no folder 'absent'")])
+def test_numbers_that_no_network_has(words, says):
+    words = words if "--at" in words or "--out=absent" in words else (*words, "--at", "8", "0.1")
+    done = subprocess.run([sys.executable, ROOT / "dev" / "scaling" / "scaling.py", *words], text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
