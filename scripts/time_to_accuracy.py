@@ -10,8 +10,8 @@ Assumes, and says so:
 * A row of the table with a step tax t has after all steps what the run without
   loss has after the share 1 - t. So it needs 1 / (1 - t) times the steps, in
   the large as in the sweep; its interval is that of t, to first order. Rows
-  whose tax is not known or is everything, or of which a seed diverged, are left
-  out and named.
+  whose tax is not known or is everything, of which a seed diverged, or whose
+  phases do not lose the same, are left out and named.
 * A step computes 6 P T / (N FLOPS), with P parameters (--parameters), T tokens
   a step (--tokens), N workers (--workers) and the FLOPS that a worker does
   (--tflops), and then exchanges; nothing overlaps. Steps are --per-parameter
@@ -27,7 +27,6 @@ import argparse
 import csv
 import math
 import pathlib
-import re
 import signal
 import sys
 
@@ -58,17 +57,20 @@ def rows_of(path, section):
     """[(label, dropped, tax, half of its interval, our exchange)] of the section."""
     with open(path, encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
-    if not table or not {"step_tax", "dropped", "wire_dtype"} <= set(table[0]):
+    if not table or not {"step_tax", "dropped", "phases", "wire_dtype"} <= set(table[0]):
         fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")
-    rows, left_out, found = [], [], set()
+    rows, left_out, uneven, found = [], [], [], set()
     several = len({row["section"] for row in table if row["section"].startswith(section)}) > 1
     for row in table:
-        dropped = 0 if re.search("% (gradient|parameter)", row["run"]) else float(row["dropped"]) / 100
-        if dropped:
+        dropped, alike = float(row["dropped"]) / 100, row["phases"] == "both"
+        if dropped and alike:
             found.add(row["section"])
         if not row["section"].startswith(section) or not dropped:
             continue
         name = f"{row['section']}: {row['run']}" if several else row["run"]  # sections may have rows of one name
+        if not alike:
+            uneven.append(name)
+            continue
         tax = float(row["step_tax"] or "nan")
         if not 0 <= tax < 1 or int(row.get("diverged") or 0):
             left_out.append(name)
@@ -77,6 +79,8 @@ def rows_of(path, section):
         again = float(row["extra_traffic"] or 0) > 0
         rows.append((name, dropped, tax, float(row["tax_interval"] or 0),
                      "int8" if small else "rule" if again else "lossy"))
+    if uneven:
+        print(f"time_to_accuracy.py: left out, since phases lose differently: {'; '.join(uneven)}", file=sys.stderr)
     if left_out:
         print(f"time_to_accuracy.py: left out, without a known step tax: {'; '.join(left_out)}", file=sys.stderr)
     if left_out and not rows:

@@ -45,8 +45,9 @@ LAWS = (("Hoffmann et al.", 410.7, 0.28), ("Besiroglu et al.", 2085.43, 0.3658))
 def read_taxes(paths):
     """Reads kept results. Returns {loss rate: {setting: shares of steps, one per seed}} of plain loss. A setting is
     a tuple (parameters, steps, workers, tokens of a step, learning rate). A loss rate of which there is only one run
-    is left out, and so are runs that go on from a model or have another optimiser."""
-    runs = {}
+    is left out, and so are runs that go on from a model or have another optimiser, and pairs of which one diverged,
+    which it names."""
+    runs, diverged = {}, []
     for path in paths:
         for result in read_results(path).values():
             # Files share runs; one of them may have been measured without a curve.
@@ -62,14 +63,17 @@ def read_taxes(paths):
     for result in runs.values():
         key, base = result["key"], bases.get(name(result["key"]))
         rate = key.get("loss-rate")
-        tax = step_tax(base, result["perplexity"]) if base else None
-        if tax is None or not rate or key.keys() & {"start", "beta1", "clip", "optimizer"}:
+        if not base or not rate or key.keys() & {"start", "beta1", "clip", "optimizer"} or not follows(key, RULES[0]):
             continue
-        if follows(key, RULES[0]):
+        if not (result["perplexity"] and base["perplexity"]):
+            diverged.append(f"{100 * rate:g}%, seed {key.get('seed', 1)}")
+        elif (tax := step_tax(base, result["perplexity"])) is not None:
             workers = key.get("workers", 1)
             tokens = workers * key.get("batch", 8) * key.get("micro-batches", 1) * key.get("seq", 1024)
             setting = (result["parameters"], key.get("steps", 1000), workers, tokens, key.get("lr", 1e-3))
             taxes.setdefault(rate, {}).setdefault(setting, []).append(tax)
+    if diverged:
+        print(f"expect: left out, since they or their run without loss diverged: {'; '.join(diverged)}", file=sys.stderr)
     return {rate: settings for rate, settings in sorted(taxes.items()) if sum(map(len, settings.values())) > 1}
 
 
@@ -167,8 +171,8 @@ def main():
     parser.add_argument("--plot", metavar="FILE", help="draw a picture, as PNG and as SVG")
     arguments = parser.parse_args()
     require("scipy", *(["matplotlib"] if arguments.plot else []), target="sweep")
-    tokens = arguments.tokens or 20 * arguments.parameters
-    if not (arguments.parameters > 0 and tokens > 1):
+    tokens = 20 * arguments.parameters if arguments.tokens is None else arguments.tokens
+    if not (0 < arguments.parameters < math.inf and 1 < tokens < math.inf):
         print("expect: --parameters and --tokens must be positive numbers", file=sys.stderr)
         return 2
     paths = arguments.results or sorted(glob.glob(os.path.join(HERE, "settings", "*.jsonl")))
@@ -176,7 +180,11 @@ def main():
     if missing:
         print(f"expect: there is no file '{missing[0]}'", file=sys.stderr)
         return 2
-    taxes = read_taxes(paths)
+    try:
+        taxes = read_taxes(paths)
+    except OSError as error:
+        print(f"expect: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     if not taxes:
         print("expect: no pair of runs from scratch with and without loss in these results; "
               "run scripts/sweeps/sweep.py lead", file=sys.stderr)

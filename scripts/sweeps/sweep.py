@@ -107,7 +107,7 @@ class Sweep:
     # ---- results and checkpoints ---------------------------------------------------------
 
     def load(self):
-        for path in kept_files() + self.arguments.results + [self.file]:
+        for path in kept_files() + [self.kept_file] + self.arguments.results + [self.file]:  # the last counts
             self.results.update(read_results(path))
 
     def check_data(self):
@@ -119,12 +119,21 @@ class Sweep:
                                     f"'{run.options['val']}' than there are now: expected --out with another folder")
 
     def tell_versions(self):
-        """Prints a line if the program was changed between the runs of this folder."""
+        """Prints a line if the program was changed between the runs of this folder, and one if runs are compared with
+        those of another kind of processor, whose bits differ."""
         own = read_results(self.file)
         versions = {own[run.id].get("revision") or "unknown" for run in self.settings.runs if run.id in own}
         if len(versions) > 1:
             print(f"sweep: note: the runs in {self.out} are of {len(versions)} versions of the program: "
                   f"{', '.join(sorted(versions))}", file=sys.stderr)
+        kind = lambda name: (self.results.get(name, {}).get("backend") or "").split(",")[0]
+        pairs = [(kind(run.id), kind(run.baseline)) for run in self.settings.runs if run.baseline != run.id]
+        pairs = [pair for pair in pairs if all(pair)]
+        mixed = sorted({" and ".join(sorted(pair)) for pair in pairs if pair[0] != pair[1]})
+        if mixed:
+            print(f"sweep: note: {sum(mine != base for mine, base in pairs)} of {len(pairs)} runs are compared with one of "
+                  f"another kind of processor ({', '.join(mixed)}): these changes have the noise of two runs",
+                  file=sys.stderr)
 
     def directory(self, run):
         return os.path.join(self.out, "runs", run.id)
@@ -389,6 +398,8 @@ def parse():
             parser.error(f"--results: there is no file '{path}'")
         if not read_results(path):
             parser.error(f"--results: '{path}' has no results: expected a results.jsonl")
+    if arguments.minutes is not None and not arguments.minutes > 0:
+        parser.error(f"--minutes is {arguments.minutes:g}, expected more than 0")
     return arguments
 
 

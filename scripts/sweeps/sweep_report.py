@@ -24,7 +24,7 @@ def step_tax(base, perplexity):
     """The share of steps that loss costs: 1 - s/S, where S is the number of steps of the run without
     loss, and s the step from which on its curve of evaluations stays below `perplexity`. A negative
     share counts as 0. None without a curve."""
-    curve = base.get("evaluations") or []
+    curve = [point for point in base.get("evaluations") or [] if point[1] is not None]
     if len(curve) < 2 or perplexity is None:
         return None
     last = curve[-1][0]
@@ -162,7 +162,7 @@ def as_text(rows):
 
 def write_csv(rows, path):
     names = ["section", "run", "seeds", "perplexity", "replica_perplexity", "changes", "mean",
-             "interval", "low", "high", "within", "seeds_needed", "step_tax", "tax_interval", "dropped", "wire_dtype", "gradient_loss_rate",
+             "interval", "low", "high", "within", "seeds_needed", "step_tax", "tax_interval", "dropped", "phases", "wire_dtype", "gradient_loss_rate",
              "parameter_loss_rate", "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age",
              "max_age", "extra_traffic", "diverged", "seconds"]
     with open(path, "w", encoding="utf-8", newline="") as file:
@@ -202,6 +202,14 @@ def dropped(group, groups):
         return float(f"{100 * max(run.rates()):.3g}")  # rates may be small: 0.01% is not 0
     return max([place_of(other) for other in groups if asked(other["run"]) == asked(run)
                 and not other["row"]["extra_traffic"]], default=place_of(group))
+
+
+def phases(run):
+    """Which phases of a run lose packets: "both" alike, "gradient", "parameter", or both by "different" rates."""
+    gradient, parameter = run.dropped()
+    if gradient == parameter:
+        return "both"
+    return "gradient" if not parameter else "parameter" if not gradient else "different"
 
 
 def is_plain(run):
@@ -518,7 +526,8 @@ def report(settings, results, out, plots):
     for group in groups:
         group["row"] = summarise(group)
     for group in groups:
-        group["row"] |= {"dropped": dropped(group, groups), "wire_dtype": group["run"].wire_dtype()}
+        run = group["run"]
+        group["row"] |= {"dropped": dropped(group, groups), "phases": phases(run), "wire_dtype": run.wire_dtype()}
     rows = [group["row"] for group in groups]
     os.makedirs(out, exist_ok=True)
     with open(os.path.join(out, "table.md"), "w", encoding="utf-8") as file:

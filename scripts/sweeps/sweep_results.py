@@ -34,8 +34,8 @@ def read_results(path):
                 result = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(result, dict) and "id" in result and "perplexity" in result:
-                results[result["id"]] = result
+            if isinstance(result, dict) and isinstance(result.get("key"), dict) and {"id", "perplexity"} <= result.keys():
+                results[result["id"]] = {**result, "perplexity": number(result, "perplexity")}
     return results
 
 

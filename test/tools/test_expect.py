@@ -82,6 +82,15 @@ def test_a_curve_is_found_in_any_file(results, tmp_path):
         assert sum(map(len, expect.read_taxes(paths)[0.2].values())) == 2
 
 
+def test_seeds_that_diverged_are_named(tmp_path):
+    """A run that diverged, and one whose run without loss did: that one has a curve up to there."""
+    lines = [result("base", None if seed == 4 else 20.0, seed, algorithm="reliable", curve=CURVE) for seed in (1, 2, 3, 4)]
+    lines += [result("plain", float("nan") if seed == 3 else 40.0, seed, **{"loss-rate": 0.2}) for seed in (1, 2, 3, 4)]
+    code, text, error = run(write(tmp_path / "r.jsonl", lines))
+    assert code == 0 and "| 20% | 1 | 2 | 20% ± 0 |" in text
+    assert error == "expect: left out, since they or their run without loss diverged: 20%, seed 3; 20%, seed 4\n"
+
+
 def test_what_a_share_is_worth():
     """Worked by hand: 140e9 tokens and B / D^beta = 410.7 / 140e9^0.28 = 0.3113; a quarter lost multiplies
     that by 0.75^-0.28 - 1 = 0.0839; exp(0.02611) = 1.02646."""
@@ -123,8 +132,14 @@ def test_nothing_to_read(tmp_path):
     assert code == 2 and error == f"expect: there is no file '{tmp_path}/none.jsonl'\n"
     code, _, error = run(write(tmp_path / "empty.jsonl", []))
     assert code == 1 and "no pair of runs" in error and error.count("\n") == 1
-    code, _, error = run("--parameters", "-1")
-    assert code == 2 and error.count("\n") == 1
+    for words in (("--parameters", "-1"), ("--tokens", "0"), ("--parameters", "inf")):
+        code, _, error = run(*words)
+        assert code == 2 and error.count("\n") == 1
+    code, _, error = run(str(tmp_path))
+    assert code == 1 and error == f"expect: {tmp_path}: Is a directory\n"
+    (tmp_path / "no_key").write_text('{"id": "a", "perplexity": 1}\n')
+    code, _, error = run(str(tmp_path / "no_key"))
+    assert code == 1 and "no pair of runs" in error and error.count("\n") == 1
 
 
 def test_the_results_page_has_this_table():

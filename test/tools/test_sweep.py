@@ -417,6 +417,13 @@ def test_kernel_makes_text_and_tokens(tmp_path):
         assert (tmp_path / "data" / f"kernel_{part}.bin").stat().st_size > 1024
 
 
+@pytest.mark.parametrize("most", ["abc", "1.2.3", ""])
+def test_kernel_wants_a_number(tmp_path, most):
+    done = subprocess.run(["data/kernel.sh", str(tmp_path / "data")], cwd=ROOT, text=True, capture_output=True, check=False,
+                          env={**os.environ, "MEGABYTES": most})
+    assert (done.returncode, done.stderr) == (2, f"kernel.sh: MEGABYTES is '{most}', expected a number\n")
+
+
 def test_gcide_makes_text_and_tokens(tmp_path):
     """Each entry is one line, without pronunciation and source. Every 50th is held out."""
     random = np.random.default_rng(1)
@@ -504,6 +511,8 @@ def test_step_tax_reads_the_curve_backwards():
     assert tax(80.0) == pytest.approx(1 - 14 / 40)
     assert tax(200.0) == 1
     assert sweep_report.step_tax({"evaluations": [[40, 40.0]]}, 50.0) is None
+    base["evaluations"].insert(1, [15, None])  # that validation was not finite
+    assert tax(80.0) == pytest.approx(1 - 14 / 40)
 
 
 def test_the_step_tax_has_an_interval_over_seeds():
@@ -657,8 +666,9 @@ def test_bad_calls_get_one_line(tmp_path):
     assert done.returncode == 2 and "No such file" in done.stderr and "expected a file, or one of ablation " in done.stderr
     done = sweep("quick", TRAIN_LLAMA2="/no/such/program")
     assert done.returncode == 2 and "build it with make" in done.stderr
-    done = sweep("quick", "--jobs", "0")
-    assert done.returncode == 2 and "expected 1 or more" in done.stderr
+    for words, said in ((("--jobs", "0"), "expected 1 or more"), (("--minutes", "0"), "expected more than 0")):
+        done = sweep("quick", *words)
+        assert done.returncode == 2 and said in done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(
@@ -678,8 +688,9 @@ def test_ready_made_settings_are_well_formed(name, data, tmp_path):
 
 def test_lines_that_are_no_results(tmp_path):
     path = tmp_path / "results.jsonl"
-    good = {"id": "a", "perplexity": 2.5}
-    path.write_bytes(b'{"id":"b"}\n3\n\xff\n{"id":"c","perpl\n' + json.dumps(good).encode() + b'\n{"id":"d"')
+    good = {"id": "a", "key": {}, "perplexity": 2.5}
+    path.write_bytes(b'{"id":"b"}\n3\n{"id":"e","perplexity":1}\n\xff\n{"id":"c","perpl\n' + json.dumps(good).encode()
+                     + b'\n{"id":"d"')
     assert sweep_results.read_results(path) == {"a": good}
     done = sweep("quick", "--results", ROOT / "README.md")
     assert done.returncode == 2 and "has no results: expected a results.jsonl" in done.stderr
@@ -753,6 +764,33 @@ def test_other_data_and_another_program(data, tmp_path):
         file.write(bytes([1]) * 60_000)
     sweep_settings.samples.cache_clear()
     assert sweep_settings.samples(str(tmp_path / "more")) != before
+
+
+def test_bases_of_another_processor(tmp_path, monkeypatch, capsys):
+    """Of a run that several kept files have, that of the settings counts; pairs of two kinds of processor are told."""
+    module = importlib.import_module("sweep")
+    line = lambda name, backend: json.dumps({"id": name, "key": {}, "perplexity": 2.0, "backend": backend}) + "\n"
+    (tmp_path / "mine.jsonl").write_text(line("base", "AVX2, none") + line("a", "AVX2, none") + line("b", "AVX2, none"))
+    (tmp_path / "others.jsonl").write_text(line("base", "AVX-512, none") + line("base of b", "AVX-512, none"))
+    monkeypatch.setattr(module, "kept_files", lambda: [str(tmp_path / "mine.jsonl"), str(tmp_path / "others.jsonl")])
+    run = lambda name, base: types.SimpleNamespace(id=name, baseline=base)
+    made = types.SimpleNamespace(kept_file=str(tmp_path / "mine.jsonl"), file=str(tmp_path / "none"), results={},
+                                 arguments=types.SimpleNamespace(results=[]), out="",
+                                 settings=types.SimpleNamespace(runs=[run("base", "base"), run("a", "base"),
+                                                                      run("b", "base of b")]))
+    module.Sweep.load(made)
+    assert made.results["base"]["backend"] == "AVX2, none"
+    module.Sweep.tell_versions(made)
+    said = capsys.readouterr().err
+    assert "1 of 2 runs are compared with one of another kind of processor (AVX-512 and AVX2)" in said
+
+
+def test_phases_that_lose():
+    section = sweep_settings.Section("x", 1)
+    lost = lambda **options: sweep_report.phases(sweep_settings.Run(section, {**options, "workers": "4"}, None))
+    assert [lost(**{"loss-rate": rate}) for rate in ("0.2", "0.2,0", "0,0.2", "0.2,0.1")] == [
+        "both", "gradient", "parameter", "different"]
+    assert lost(**{"loss-rate": "0", "loss-at": "3-*=0.5:0"}) == "gradient"
 
 
 def test_nobody_reads_what_it_says(data, tmp_path):

@@ -14,16 +14,18 @@ import scaling  # pylint: disable=wrong-import-position
 pytestmark = pytest.mark.quick
 
 TABLE = """\
-section,run,step_tax,tax_interval,dropped,wire_dtype,extra_traffic,diverged
-Steep: small,no loss,,,0.0,float32,0,0
-Steep: small,20% gradient phase,0.1,0.1,20.0,float32,0.0,0
-Steep: small,the paper,0.25,0.1,20.0,float32,0.0,0
-Steep: small,ours,0.0,,20.0,int6,0.2,0
-Steep: small,"20%, no base",,,20.0,float32,0.2,0
-Steep: small,"20%, one lost",0.1,,20.0,float32,0.2,1
-Steep: small,"20%, never",1.0,,20.0,float32,0.2,0
-Other,"40%, lead off",0.5,,40.0,float32,0.3,0
-Unknown,"40%, lead off",,,40.0,float32,0.3,0
+section,run,step_tax,tax_interval,dropped,phases,wire_dtype,extra_traffic,diverged
+Steep: small,no loss,,,0.0,both,float32,0,0
+Steep: small,20% gradient phase,0.1,0.1,20.0,gradient,float32,0.0,0
+Steep: small,ours on gradients,0.1,0.1,20.0,gradient,float32,0.0,0
+Steep: small,"20% gradient, 10% parameter phase",0.1,0.1,20.0,different,float32,0.0,0
+Steep: small,the paper,0.25,0.1,20.0,both,float32,0.0,0
+Steep: small,ours,0.0,,20.0,both,int6,0.2,0
+Steep: small,"20%, no base",,,20.0,both,float32,0.2,0
+Steep: small,"20%, one lost",0.1,,20.0,both,float32,0.2,1
+Steep: small,"20%, never",1.0,,20.0,both,float32,0.2,0
+Other,"40%, lead off",0.5,,40.0,both,float32,0.3,0
+Unknown,"40%, lead off",,,40.0,both,float32,0.3,0
 """
 
 
@@ -64,14 +66,17 @@ def test_hours(tmp_path):
         seconds = scaling.reliable("tcp", net, 8, 2e9)
         assert found[8, "TCP, BBR", link] == pytest.approx(steps * scaling.step(seconds, compute) / 3600, rel=1e-3)
     assert "1e+09 parameters" in done.stdout
-    assert done.stderr.endswith("left out, without a known step tax: 20%, no base; 20%, one lost; 20%, never\n")
+    assert done.stderr.startswith(  # on a slow machine Matplotlib warns behind it
+        "time_to_accuracy.py: left out, since phases lose differently: 20% gradient phase; ours on gradients; "
+        "20% gradient, 10% parameter phase\n"
+        "time_to_accuracy.py: left out, without a known step tax: 20%, no base; 20%, one lost; 20%, never\n")
     assert (tmp_path / "hours.svg").read_text().count("the paper") >= 1
 
 
 def test_rows_of_one_name_are_told_apart(tmp_path):
     """Without --section all sections count, and each has its own 20%."""
     path = tmp_path / "table.csv"
-    path.write_text(TABLE.splitlines()[0] + "\nSteep,20%,0.5,,20.0,float32,0,0\nLong,20%,0.2,,20.0,float32,0,0\n")
+    path.write_text(TABLE.splitlines()[0] + "\nSteep,20%,0.5,,20.0,both,float32,0,0\nLong,20%,0.2,,20.0,both,float32,0,0\n")
     found = cells(hours(path, "--links=1", "--workers=8").stdout)
     assert found[8, "Steep: 20%", 1] / found[8, "Long: 20%", 1] == pytest.approx(0.8 / 0.5, rel=1e-2)
     assert found[8, "Long: 20%", 1] == cells(hours(path, "--links=1", "--workers=8", "--section=Long").stdout)[8, "20%", 1]
@@ -83,7 +88,7 @@ def test_wrong_use_gets_one_line(tmp_path):
     named = tmp_path / "named.csv"
     named.write_text(re.sub(r"[24]0\.0", "0.0", TABLE))
     (tmp_path / "broken.csv").write_text(TABLE.replace("0.25,0.1", "much,0.1"))
-    (tmp_path / "cut.csv").write_text(TABLE[:TABLE.index(",20.0,int6")])
+    (tmp_path / "cut.csv").write_text(TABLE[:TABLE.index(",20.0,both,int6")])
     (tmp_path / "binary.csv").write_bytes(b"\xff\x00\n")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     for words, says in (((path, "--section=None"), "no row of a section 'None...' loses packets of both phases: expected one of: Other; Steep: small; Unknown"),
@@ -97,4 +102,4 @@ def test_wrong_use_gets_one_line(tmp_path):
                         ((path, "--section=Unknown"), "no row of section 'Unknown...' has a step tax")):
         done = hours(*words)
         assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
-        assert done.stderr.count("\n") == 1 + ("left out" in done.stderr), done.stderr
+        assert done.stderr.count("\n") == 1 + done.stderr.count("left out"), done.stderr
