@@ -6,8 +6,9 @@ worker each, and no option of the network. It needs root.
 
 For each seed it makes the same steps from scratch: over the hosts, in each of the ways, and in one process without
 loss, in float32 and in the type on the wire that the default has. Each result is added to --results at once, and is
-not measured again. The last lines are a table in Markdown: the change of perplexity against both bases with its 95%
-interval, the shares of gradients and parameters that are lost in the end, and the bytes beside those of bf16 sent once.
+not measured again: real_loss.jsonl, here, has those of seeds 81 to 88. The last lines are a table in Markdown: the
+change of perplexity against both bases with its 95% interval, the shares of gradients and parameters that are lost in
+the end, and the bytes beside those of bf16 sent once.
 """
 import argparse
 import json
@@ -19,9 +20,10 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BUILD = ROOT / os.environ.get("BUILD", "build")
-sys.path[:0] = [str(ROOT / "dev" / "testbed"), str(ROOT / "scripts" / "sweeps")]
+sys.path[:0] = [str(ROOT / "dev" / "testbed"), str(ROOT / "scripts"), str(ROOT / "scripts" / "sweeps")]
 import hosts as testbed  # pylint: disable=wrong-import-position
 import sweep_statistics  # pylint: disable=wrong-import-position
+from python_packages import require  # pylint: disable=wrong-import-position
 
 HOSTS = 4
 TRAINING = ["--model=260K", f"--workers={HOSTS}", "--batch=4", "--seq=128", "--lr=3e-3", "--device=cpu", "--threads=1",
@@ -82,6 +84,7 @@ def main():
     parser.add_argument("--ways", type=lambda text: text.split(","), default="default,plain")
     parser.add_argument("--results", type=pathlib.Path, default=BUILD / "real_loss.jsonl")
     plan = parser.parse_args()
+    require("scipy", target="sweep")  # for the table, at the end
     missing = testbed.unavailable()
     if missing:
         sys.exit(f"bench_real_loss: {missing}")
