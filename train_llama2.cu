@@ -579,12 +579,17 @@ static int check_printed(const struct options *o, int status) {
 
 static bool main_returns;
 
-/* Nothing here calls exit(). A library might, or a rule's function: that is no success. */
+/* A library, or a rule's function, that ends the process with code 0 before main() returns is no success. */
 static void refuse_exit(void) {
     if (main_returns) return;
     log_error("exit() was called before the end: expected --rule's functions to return");
     fflush(NULL);
     _exit(1);
+}
+
+static void refuse_exit_with_zero(int code, void *unused) {
+    (void)unused;
+    if (code == 0) refuse_exit();
 }
 
 static int run_command_line(int argc, char **argv) {
@@ -609,7 +614,7 @@ int main(int argc, char **argv) {
     stop_signal_ignore_again();
     threads_wait_briefly(argv);
     stop_signal_open();
-    atexit(refuse_exit);
+    on_exit(refuse_exit_with_zero, NULL);
     at_quick_exit(refuse_exit);
     const int status = run_command_line(argc, argv);
     main_returns = true;
