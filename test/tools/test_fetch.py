@@ -234,7 +234,7 @@ def test_c4_is_trusted_on_first_use(server, tmp_path):
 
 @pytest.mark.parametrize("content", [gzip.compress(b'{"title": "none"}\n'), gzip.compress(b"no text"),
                                      b"\x1f\x8b\x08\0" + bytes(30), gzip.compress(b"5\n"),
-                                     gzip.compress(b"text" * 99)[:30]])
+                                     gzip.compress(b"text" * 99)[:30]], ids=range(5))
 def test_a_file_that_is_not_what_it_should_be(server, tmp_path, content):
     """C4's checksums are not known beforehand."""
     for path, _, _ in table("c4"):
