@@ -132,6 +132,10 @@ def test_trace_that_cannot_be_written(data, tmp_path):
     done = run(*settings(data, tmp_path), "--record-loss=/nowhere/trace")
     assert done.returncode == 1
     assert "cannot write the loss trace /nowhere/trace: No such file" in done.stderr
+    tokens = (data / "train.bin").read_bytes()
+    done = run(*settings(data, tmp_path), f"--record-loss={data}/train.bin")
+    assert done.returncode == 1 and "train.bin, has something else in it: expected a new file" in done.stderr
+    assert (data / "train.bin").read_bytes() == tokens
 
 
 # ---- the experiment ----
