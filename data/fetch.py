@@ -418,6 +418,10 @@ def main():
     except Failure as failure:
         print(f"fetch.py: {failure}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        show("")
+        print("fetch.py: stopped; the same command goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         print(f"fetch.py: {error}", file=sys.stderr)
         return 1

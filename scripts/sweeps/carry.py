@@ -170,7 +170,10 @@ def main():
     runs.add_argument("out", nargs="?")
     arguments = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # from here on a pipe that breaks is reported
-    return pack(arguments) if arguments.command == "pack" else run(arguments)
+    try:
+        return pack(arguments) if arguments.command == "pack" else run(arguments)
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        return fail(f"{getattr(error, 'filename', None) or 'cannot read or write'}: {getattr(error, 'strerror', error)}")
 
 
 if __name__ == "__main__":

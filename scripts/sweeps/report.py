@@ -166,8 +166,11 @@ def main():
     if {"plain", "lossy"} <= {run["name"] for run in runs}:
         print("plain: lossy as in its paper (--plain); lossy: by default, owners broadcast"
               "\nahead of the model, and lost gradients are sent again or carried over.")
-    with open(os.path.join(arguments.out, "table.md"), "w", encoding="utf-8") as file:
-        file.write(as_markdown(rows))
+    try:
+        with open(os.path.join(arguments.out, "table.md"), "w", encoding="utf-8") as file:
+            file.write(as_markdown(rows))
+    except OSError as error:
+        sys.exit(f"report.py: {error.filename}: {error.strerror}; expected a folder for --out")
     print("\n" + plot(runs, os.path.join(arguments.out, "plot.png"), arguments.note))
 
 

@@ -6,9 +6,11 @@ import io
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import threading
+import time
 import zipfile
 
 import pytest
@@ -160,6 +162,23 @@ def test_the_next_call_goes_on(server, tmp_path):
     fetch(server, "tinystories", tmp_path / "out", "--retries", 0, script=script)
     assert server.requests[1][1] == f"bytes={len(list(server.files.values())[0]) // 2}-"
     assert (tmp_path / "out" / "train.txt").read_bytes() == list(server.files.values())[0]
+
+
+def test_a_call_that_is_stopped_goes_on(server, tmp_path):
+    script = serve_stories(server, tmp_path)
+    server.cuts = [2]
+    words = ["/usr/bin/python3", str(script), "tinystories", str(tmp_path / "out")]
+    address = f"http://127.0.0.1:{server.server_port}"
+    with subprocess.Popen(words, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={"PATH": "/usr/bin:/bin", "FETCH_BASE_URL": address, "FETCH_PAUSE": str(TIMEOUT)}) as process:
+        while not server.requests and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.5)  # the connection closed early, and it waits before the next attempt
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=TIMEOUT)[1]
+    assert (process.returncode, said) == (130, "fetch.py: stopped; the same command goes on\n")
+    fetch(server, "tinystories", tmp_path / "out", script=script)
+    assert server.requests[1][1].startswith("bytes=")
 
 
 def test_a_file_that_changed_meanwhile_starts_over(server, tmp_path):

@@ -177,6 +177,14 @@ def test_a_name_that_is_no_text(tmp_path):
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "picture: compare.png and compare.svg", done.stderr
 
 
+def test_a_table_that_cannot_be_written(tmp_path):
+    write_log(tmp_path, [step(0), {"event": "end", "status": "complete", "val_perplexity": 3.0}])
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "sweeps" / "report.py", "--out", tmp_path / "no", tmp_path],
+                          text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1, f"report.py: {tmp_path}/no/table.md: No such file or directory; expected a folder for --out\n")
+
+
 def test_a_picture_that_cannot_be_written(tmp_path):
     (tmp_path / "report.png").mkdir()
     done = report(tmp_path, [step(i) for i in range(40)])

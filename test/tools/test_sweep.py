@@ -686,6 +686,12 @@ def test_ready_made_settings_are_well_formed(name, data, tmp_path):
     assert len(done.stdout.splitlines()) > 10
 
 
+def test_a_folder_is_no_settings(tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "sweeps" / "carry.py", "pack", tmp_path, tmp_path / "to"],
+                          text=True, capture_output=True, check=False, env={**os.environ, "TRAIN_LLAMA2": sys.executable})
+    assert (done.returncode, done.stderr) == (1, f"carry: {tmp_path}: Is a directory\n")
+
+
 def test_lines_that_are_no_results(tmp_path):
     path = tmp_path / "results.jsonl"
     good = {"id": "a", "key": {}, "perplexity": 2.5}
