@@ -50,7 +50,8 @@ def test_a_live_run_and_its_replay(data, tmp_path, changes):
     not depend on its length."""
     out, record = tmp_path / "live", tmp_path / "record"
     common = {"lr_final": 1, "workers": 4, "seq": 16, "packet_bytes": 512, **changes}
-    running, pids = start(data, out, 4, deadline=0.05, record_loss=record, steps=100000, **common)
+    running, pids = start(data, out, 4, deadline=0.05, record_loss=record, steps=100000, peer_timeout=60,
+                          **common)
     for rank in (2, 0):
         other = tmp_path / "record.1"
         await_step(running, other, steps_recorded(other)[0] + 3)
