@@ -7,6 +7,9 @@
 
 #include "llmc/log/error.h"
 
+/* Independent loss and short outages do not make values as old as this, in steps. */
+enum { NOTABLE_AGE = 50 };
+
 /* The share of a phase's packets that did not arrive; 0 if there were none. */
 static double loss_rate(const struct step_metrics *r, int phase) {
     return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
@@ -27,6 +30,7 @@ void metrics_add(struct run_metrics *run, const struct step_metrics *step) {
     sum->drift += step->drift;
     sum->drift_expected += step->drift_expected;
     sum->drift_paper += step->drift_paper;
+    sum->max_age = step->max_age; /* that of the last step */
     for (int phase = 0; phase < 2; phase++) {
         sum->expected[phase] += step->expected[phase];
         sum->arrived[phase] += step->arrived[phase];
@@ -175,6 +179,9 @@ void metrics_print_traffic(const struct run_metrics *run, const struct metrics_t
            "rounds at the end: %d of gradients, %d of parameters; %.2f of plain bf16's bytes\n",
            100 * loss_rate(sum, 0), 100 * loss_rate(sum, 1), 100 * extra_traffic(sum), t->rounds[0],
            t->rounds[1], bytes);
+    if (sum->max_age >= NOTABLE_AGE)
+        printf("note: oldest value of a replica: %lld steps (its owner's packets do not reach it)\n",
+               (long long)sum->max_age);
 }
 
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,

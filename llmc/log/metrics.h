@@ -49,7 +49,7 @@ struct metrics_traffic { /* by phase */
     double bytes[2];     /* of an element on the wire */
 };
 /* Prints what happened to packets: the shares that were lost in the end and sent again, the bytes
- * beside those of plain bf16. */
+ * beside those of plain bf16, and values that are very old. */
 void metrics_print_traffic(const struct run_metrics *run, const struct metrics_traffic *traffic);
 struct metrics_bucket { /* packets between workers, by phase */
     char name[32];

@@ -562,6 +562,14 @@ def test_a_run_says_what_it_does(data, tmp_path, options, first, last):
         assert float(found[5]) == 2  # float32, and nothing is sent again
 
 
+@pytest.mark.parametrize("at, told", [("1=1", True), ("1=0.5", False)])
+def test_a_run_says_whose_values_never_arrive(data, tmp_path, at, told):
+    """A worker whose links lose all packets owns parameters that nobody else gets; the perplexity alone does not say why."""
+    done = succeed(*settings(data, tmp_path / "out", steps=52, seq=16, loss_rate=0.1, loss_at=at))
+    oldest = re.findall(r"^note: oldest value of a replica: (\d+) steps", done.stdout, re.M)
+    assert oldest == (["52"] if told else [])
+
+
 def test_a_run_says_when_its_rounds_change(data, tmp_path):
     """Bursts lose more in some steps than in others. The measured loss crosses the threshold in step 12."""
     done = succeed(*settings(data, tmp_path / "out", steps=40, seq=16, loss_rate=0.066, packet_bytes=512,
