@@ -173,12 +173,15 @@ lossynet_status ln_acknowledge_gather(struct lossynet_comm *comm, void *all, siz
 /* Bytes of bits for all links between two ranks whose packets workers of `rank` own. */
 static size_t rank_bytes(const struct lossynet_comm *comm, int rank, int other) {
     const struct ln_partition *partition = &comm->partition;
+    const int size = partition->groups.size, local = comm->workers.local, first = other * local;
+    const size_t tag = comm->feedback.unconfirmed.on ? TAG_BYTES : 0;
     size_t bytes = 0;
-    for (int w = rank * comm->workers.local; w < (rank + 1) * comm->workers.local; w++)
-        for (int x = other * comm->workers.local; x < (other + 1) * comm->workers.local; x++)
-            if (ln_is_partner(partition, x, w))
-                bytes += (ln_partition_owner_packets(partition, w) + 7) / 8 +
-                         (comm->feedback.unconfirmed.on ? TAG_BYTES : 0);
+    for (int w = rank * local; w < (rank + 1) * local; w++) {
+        const int below =
+            size - 1 - w % size; /* counts the partners (ln_is_partner) below a worker */
+        const int partners = (first + local + below) / size - (first + below) / size;
+        bytes += (size_t)partners * ((ln_partition_owner_packets(partition, w) + 7) / 8 + tag);
+    }
     return bytes;
 }
 

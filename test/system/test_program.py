@@ -2,6 +2,7 @@
 import json
 import math
 import re
+import resource
 import shutil
 import subprocess
 
@@ -587,6 +588,12 @@ def test_dry_run_says_for_what_it_plans():
         assert done.stdout.splitlines()[0] == first
         assert ("H100" in done.stdout) == (device == "cuda")
         assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_dry_run_of_the_most_workers():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    succeed("--dry-run", "--model=260K", "--workers=65534")
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime < before + 5  # a loop over pairs took 16 s
 
 
 def test_dry_run_7b_on_64_workers():
