@@ -211,7 +211,7 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
             status = LOSSYNET_INVALID;
         } else if (hello[r].fingerprint != hello[0].fingerprint) {
             ln_log("rank %d was started with other settings than rank 0: expected the same "
-                   "workers, buckets, packets, estimator, seed and loss",
+                   "workers, buckets, packets, estimator, seed, loss and trace of losses",
                    r);
             status = LOSSYNET_INVALID;
         }

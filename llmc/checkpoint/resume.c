@@ -49,16 +49,16 @@ json_t *resume_describe(const struct run_info *run, const struct resume_point *a
     clock_gettime(CLOCK_REALTIME, &now);
     snprintf(sum, sizeof sum, "%016llx", (unsigned long long)run->data.checksum);
     return json_pack("{s:i, s:f, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:{s:i, s:i, s:I, s:I, s:s,"
-                     " s:s*}, s:o, s:o, s:i, s:{}}",
+                     " s:s*, s:s*}, s:o, s:o, s:i, s:{}}",
                      "format", FORMAT, "saved", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
                      "step", at->step, "sequence", (json_int_t)at->sequence, "ranks", run->ranks,
                      "workers", run->workers, "parameters", (json_int_t)run->layout->count,
                      "backend", run->be->details, "link", run->link, "settings", "batch",
                      run->batch, "seq", run->seq, "packet_bytes", (json_int_t)run->packet_bytes,
                      "train_tokens", (json_int_t)run->data.tokens, "train_checksum", sum,
-                     "rule_checksum", run->loss.rule, "options", options_json(run->options, 0),
-                     "record", describe_record(&at->record), "attention",
-                     attention ? attention->library : 0, "files");
+                     "rule_checksum", run->loss.rule, "trace_checksum", run->loss.trace, "options",
+                     options_json(run->options, 0), "record", describe_record(&at->record),
+                     "attention", attention ? attention->library : 0, "files");
 }
 
 int resume_list_file(json_t *list, const char *directory, const char *name) {

@@ -24,6 +24,7 @@ struct run_info {
         int rounds[2];     /* in which lost packets are sent again, at the start */
         double of_late[2]; /* share that was lost before; -1: not measured */
         const char *rule;  /* checksum of the file of --rule, or NULL */
+        const char *trace; /* the same of --loss-model trace:FILE */
     } loss;
     bool mapped; /* GPUs of a group read each other's gradients (port_shared.c) */
     int rank, ranks, workers;

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "llmc/comm/rule.h"
+#include "llmc/comm/settings.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/log/error.h"
 #include "llmc/model/config.h"
@@ -15,9 +16,9 @@
 #include "llmc/util/threads.h"
 #include "lossynet/lossynet_trainer.h"
 
-const char *const common_fact_names[FACTS] = {"the model's shape", "the training data",
-                                              "the validation data", "the key of --key-file",
-                                              "the checksum of --rule"};
+const char *const common_fact_names[FACTS] = {
+    "the model's shape",     "the training data",      "the validation data",
+    "the key of --key-file", "the checksum of --rule", "the checksum of --loss-model's trace"};
 
 static int find_shape(const struct options *o, int data_vocabulary, char text[FACT_BYTES]) {
     struct llama_config c;
@@ -58,6 +59,8 @@ int common_facts_find(const struct options *o, const char *run, struct common_fa
     int vocabulary = 0;
     memset(out, 0, sizeof *out);
     if (o->rule) snprintf(out->text[FACT_RULE], FACT_BYTES, "%s", rule_checksum(o));
+    const char *trace = comm_trace_checksum(o);
+    if (trace) snprintf(out->text[FACT_TRACE], FACT_BYTES, "%s", trace);
     return (o->val && dataloader_describe(o->val, out->text[FACT_VAL], &vocabulary)) ||
                    (o->train && !o->eval &&
                     dataloader_describe(o->train, out->text[FACT_TRAIN], &vocabulary)) ||

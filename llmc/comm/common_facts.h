@@ -13,7 +13,7 @@
 #include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
-enum { FACT_MODEL, FACT_TRAIN, FACT_VAL, FACT_KEY, FACT_RULE, FACTS, FACT_BYTES = 256 };
+enum { FACT_MODEL, FACT_TRAIN, FACT_VAL, FACT_KEY, FACT_RULE, FACT_TRACE, FACTS, FACT_BYTES = 256 };
 
 struct common_facts {
     char text[FACTS][FACT_BYTES]; /* "" where the options name no file */
@@ -21,9 +21,9 @@ struct common_facts {
 
 extern const char *const common_fact_names[FACTS]; /* for messages: "the model's shape" */
 
-/* Reads the model's shape, a part of the data, the key, and the file of --rule. run: the name of the run; the key's
- * fact is a proof for it, from which the key cannot be computed. Says in one line if everybody on
- * this host may read the key file. Returns 0, or -1 after reporting. */
+/* Reads the model's shape, a part of the data, the key, and the files of --rule and of a trace. run: the
+ * name of the run; the key's fact is a proof for it, from which the key cannot be computed. Says in one
+ * line if everybody on this host may read the key file. Returns 0, or -1 after reporting. */
 int common_facts_find(const struct options *o, const char *run, struct common_facts *out);
 
 /* The options and facts that must be the same in all processes that meet by --meet, as JSON. run:

@@ -171,6 +171,7 @@ void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) 
     facts->be = d->be;
     facts->link = lossynet_link_name(d->comm);
     facts->loss.rule = rule_checksum(d->options);
+    facts->loss.trace = comm_trace_checksum(d->options);
     facts->sends = d->port.sends;
     facts->loss.carries = data_parallel_carries(d);
     for (int p = 0; p < 2; p++) {

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "llmc/checkpoint/checksum.h"
 #include "llmc/model/config.h"
 #include "llmc/comm/rule.h"
 #include "llmc/log/error.h"
@@ -86,6 +87,14 @@ int comm_rounds(const struct options *o, lossynet_phase phase) {
     const bool automatic = o->net.repair[phase] == LOSSYNET_AUTO;
     if (automatic && o->algorithm != ALGORITHM_LOSSY) return 0;
     return lossynet_options_rounds(&o->net, phase);
+}
+
+const char *comm_trace_checksum(const struct options *o) {
+    static char checksum[CHECKSUM_TEXT_BYTES];
+    uint64_t bytes;
+    const char *model = o->net.loss_model;
+    if (!model || strncmp(model, "trace:", 6)) return NULL;
+    return checksum_file(model + 6, checksum, &bytes) ? NULL : checksum;
 }
 
 static bool deadline_fits(const struct options *o) {

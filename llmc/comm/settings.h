@@ -42,6 +42,9 @@ void comm_choose_wire(struct options *options, int workers);
 /* The share of lost gradients that their senders add to the next ones (--carry). */
 double comm_carry(const struct options *options, int ranks, bool on_device);
 
+/* The checksum of the file of --loss-model trace:FILE. NULL: there is none, or after reporting. */
+const char *comm_trace_checksum(const struct options *options);
+
 /* The number of rounds in which a phase's lost packets are sent again (--repair), or
  * LOSSYNET_ROUNDS_MEASURED. */
 int comm_rounds(const struct options *options, lossynet_phase phase);

@@ -99,7 +99,7 @@ bool ln_loss_has_dead_links(const struct ln_loss *loss);
  * with these bits. 0 for models "trace" and "replay", whose rates are in their files. */
 double ln_loss_mean(const struct ln_loss *loss, lossynet_phase phase, int workers, uint32_t names);
 
-/* A hash of everything that masks depend on, except the contents of a trace. */
+/* A hash of everything that masks depend on. */
 uint64_t ln_loss_fingerprint(const struct ln_loss *loss);
 
 /* ---- traces of what arrived, for the loss model trace:FILE (loss_trace.c) ---- */
@@ -134,6 +134,7 @@ void ln_loss_replay_close(struct ln_loss_replay *replay); /* NULL is fine */
 /* Sets arrived[k] as ln_loss_mask does. */
 void ln_loss_replay_mask(const struct ln_loss_replay *replay, lossynet_phase phase, uint64_t step,
                          int sender, int receiver, size_t n, uint8_t *arrived);
+uint64_t ln_loss_replay_fingerprint(const struct ln_loss_replay *replay, uint64_t hash);
 /* Whether the record has this step. */
 bool ln_loss_replay_has(const struct ln_loss_replay *replay, uint64_t step);
 /* Whether an owner told a worker in this step which packets arrived. */

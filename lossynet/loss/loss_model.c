@@ -232,6 +232,8 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
     }
     if (loss->fate != FATE_LINK || loss->paths > 1)
         hash = ln_mix(hash ^ (uint64_t)loss->fate << 32 ^ (uint64_t)loss->paths);
+    for (size_t i = 0; i < loss->trace_length; i++) hash = ln_mix(hash ^ loss->trace[i]);
+    if (loss->replay) hash = ln_loss_replay_fingerprint(loss->replay, hash);
     return ln_at_fingerprint(&loss->at, hash);
 }
 

@@ -295,6 +295,11 @@ void ln_loss_replay_mask(const struct ln_loss_replay *r, lossynet_phase phase, u
     if (link && link->count == n) memcpy(arrived, r->arrived + link->start, n);
 }
 
+uint64_t ln_loss_replay_fingerprint(const struct ln_loss_replay *r, uint64_t hash) {
+    for (size_t i = 0; i < r->packets; i++) hash = ln_mix(hash ^ r->arrived[i]);
+    return hash;
+}
+
 bool ln_loss_replay_has(const struct ln_loss_replay *r, uint64_t step) {
     const struct record *part = parts_of(r);
     return part[0].step <= step && step <= part[r->of[PART] - 1].step;

@@ -587,6 +587,12 @@ static void test_fingerprint(void **state) {
         for (size_t j = 0; j < i; j++) assert_true(seen[i] != seen[j]);
         ln_loss_close(&loss);
     }
+    for (size_t i = 0; i < 2; i++) {
+        struct ln_loss loss = {
+            .model = LOSS_TRACE, .trace = (uint8_t *)(i ? "\1" : "\0"), .trace_length = 1};
+        seen[i] = ln_loss_fingerprint(&loss);
+    }
+    assert_true(seen[0] != seen[1]);
 }
 
 int main(void) {

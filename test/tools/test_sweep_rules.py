@@ -194,6 +194,22 @@ def test_another_rule_of_the_same_name(build, data, tmp_path):
     assert "cannot be identical" in said and "rule_checksum was" in said
 
 
+def test_another_trace_of_the_same_name(data, tmp_path):
+    """The same for the file of --loss-model trace:FILE."""
+    for i, losses in enumerate(("0001", "0010")):
+        (tmp_path / str(i)).mkdir()
+        (tmp_path / str(i) / "trace").write_text(losses)
+    words = ["--model=260K", f"--train={data}/train.bin", "--workers=2", "--steps=4", "--seq=32", "--batch=1",
+             "--save-every=2", "--loss-rate=1", "--loss-model=trace:trace", f"--out={tmp_path}/out"]
+    elsewhere = ("bash", "-c", f'cd {tmp_path}/$OMPI_COMM_WORLD_RANK && exec "$@"', "each")
+    done = run(*words, ranks=2, shell=elsewhere)
+    assert done.returncode == 1 and re.search("--loss-model's trace is '.*' on rank 1, and '.*' on rank 0", done.stderr)
+    succeed(*words, shell=("env", "-C", tmp_path / "0"))
+    resumed = [*words, f"--resume={tmp_path}/out/checkpoint-00000002"]
+    for i, told in enumerate(("bit for bit", "trace_checksum was")):
+        assert told in succeed(*resumed, f"--out={tmp_path}/{i}/out", shell=("env", "-C", tmp_path / str(i))).stdout
+
+
 def test_a_rule_that_does_not_build(build):
     with pytest.raises(sweep_settings.SettingsError, match="rule 'bad' does not build: "):
         build("bad", "int x = ;")
