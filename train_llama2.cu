@@ -552,6 +552,8 @@ static int run_mode(struct trainer *t) {
     const struct options *o = t->run.options;
     if (o->dry_run) return dry_run(o, &t->run.world);
     if (o->preflight) return preflight(o, &t->run.world);
+    const bool prints = o->eval || o->generate; /* stdout has the result alone */
+    if (prints && t->run.world.rank == 0 && !o->quiet) options_print_unused(o, stderr);
     int failed = o->eval ? eval_mode(t) : o->generate ? generate_mode(t) : train(t);
     if (data_parallel_is_of_another_run(&t->dp)) failed = WRONG_USE;
     trainer_release(t);

@@ -237,6 +237,7 @@ enum lossynet_option_mark {
     LOSSYNET_IF_ESTIMATES = 1 << 10,  /* the same, or owners that average gradients */
     LOSSYNET_IF_DATAGRAMS = 1 << 11,  /* link udp or verbs */
     LOSSYNET_IF_BROADCASTS = 1 << 12, /* owners that broadcast parameters, lossless or not */
+    LOSSYNET_IF_TRAINS = 1 << 13,     /* steps are made */
 };
 
 enum lossynet_option_kind {
@@ -302,6 +303,7 @@ struct lossynet_option {
 #define IF_BROADCASTS LOSSYNET_IF_BROADCASTS
 #define IF_ESTIMATES LOSSYNET_IF_ESTIMATES
 #define IF_DATAGRAMS LOSSYNET_IF_DATAGRAMS
+#define IF_TRAINS LOSSYNET_IF_TRAINS
 #endif
 
 enum { LOSSYNET_AUTO = -1 };

@@ -44,52 +44,54 @@ static bool is_traffic_class(const char *text) {
 /* ---- the table -------------------------------------------------------------------------- */
 
 static const struct lossynet_option table[] = {
-    REAL("look-ahead", look_ahead, RESUMED, "0", 0, 100, "STEPS",
+    REAL("look-ahead", look_ahead, RESUMED | IF_TRAINS, "0", 0, 100, "STEPS",
          "an option of the optimizer: workers compute their gradients this many steps ahead of "
          "the model, along its last change, as with Nesterov's momentum, Lookahead "
          "(arXiv:1907.08610) and DiLoCo's outer step (arXiv:2311.08105). Algorithms lossy and "
          "reliable"),
-    REAL("loss-rate", loss_rate, RESUMED | IF_LOSES, "0", 0, 1, "P[,P]",
+    REAL("loss-rate", loss_rate, RESUMED | IF_LOSES | IF_TRAINS, "0", 0, 1, "P[,P]",
          "share of the packets that is dropped on purpose: of gradients, from workers to owners, "
          "and after a comma of parameters, from owners to workers. One number is for both"),
     STRING(
-        "loss-model", loss_model, RESUMED | IF_LOSES, "bernoulli", "NAME",
+        "loss-model", loss_model, RESUMED | IF_LOSES | IF_TRAINS, "bernoulli", "NAME",
         "bernoulli, each packet on its own; burst:MEAN_LENGTH, runs of lost packets "
         "(Gilbert-Elliott); outage:MEAN_STEPS, a link fails for whole steps, with :sender or "
         ":receiver all links from or to a worker, with :4 one of 4 paths; trace:FILE, a file of 0 "
         "and 1 (with any --loss-rate but 0); replay:FILE, a recorded run with late ranks "
         "(scripts/late_ranks.py)"),
-    STRING("loss-at", loss_at, RESUMED | IF_LOSES, "none", "LIST",
+    STRING("loss-at", loss_at, RESUMED | IF_LOSES | IF_TRAINS, "none", "LIST",
            "links and tensors with another loss rate, separated by commas. 3=0.5: the links from "
            "and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything; 6-*=0.15:0: "
            "all links from 6 lose 15% of the gradients and no parameters; layers.0-3=0.5, "
            "layers.2.mlp, q_proj or embed_tokens: all packets of these tensors. The last entry "
            "that stands for a packet counts"),
-    SEED("loss-seed", loss_seed, RESUMED | IF_LOSES, "-1",
+    SEED("loss-seed", loss_seed, RESUMED | IF_LOSES | IF_TRAINS, "-1",
          "seed that decides which packets are dropped; default: --seed"),
     ONE_OF(
-        "estimator", estimator, RESUMED | IF_ESTIMATES, "mean", ln_estimator_names,
+        "estimator", estimator, RESUMED | IF_ESTIMATES | IF_TRAINS, "mean", ln_estimator_names,
         "mean|balanced|zero",
         "how owners average the gradients that arrive: mean (the paper's), balanced (unbiased when "
         "workers have unlike data) or zero (lost gradients count as 0)"),
-    ONE_OF("lead", lead, RESUMED | IF_LOSSY, "auto", lead_names, "auto|off",
+    ONE_OF("lead", lead, RESUMED | IF_LOSSY | IF_TRAINS, "auto", lead_names, "auto|off",
            "auto: owners broadcast values ahead of the model, along its last change, so that "
            "replicas that miss some broadcasts do not lag behind it. How far follows from the "
            "measured loss. Algorithm lossy"),
-    REAL("carry", carry, RESUMED | IF_BROADCASTS, "auto", 0, 1, "auto|SHARE",
+    REAL("carry", carry, RESUMED | IF_BROADCASTS | IF_TRAINS, "auto", 0, 1, "auto|SHARE",
          "error feedback: a sender adds this share of a lost gradient to its next one. "
          "On the CPU; algorithm lossy, estimator mean or zero. auto: 1 there, else 0"),
     WHOLE(
-        "repair", repair, RESUMED | IF_LOSES, "auto", 0, LOSSYNET_ROUNDS_GIVEN, "auto|N[,N]",
+        "repair", repair, RESUMED | IF_LOSES | IF_TRAINS, "auto", 0, LOSSYNET_ROUNDS_GIVEN,
+        "auto|N[,N]",
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
         "parameters. One number is for both. auto: where more than 7% is lost, until at most 1.25% "
         "of the gradients stay lost (0.25% with --carry 0), in five rounds at most, and with "
         "--wire-dtype int8 or smaller until at most 12% of the parameters do, in two. Algorithm "
         "lossy"),
-    STRING("repair-at", repair_at, RESUMED | IF_LOSES, "none", "LIST",
+    STRING("repair-at", repair_at, RESUMED | IF_LOSES | IF_TRAINS, "none", "LIST",
            "links and tensors with another number of rounds, as for --loss-at, which no budget "
            "limits: layers.0-3=2, lm_head=0:1. Algorithm lossy"),
-    REAL("repair-budget", repair_budget, RESUMED | IF_LOSES, "auto", 0, 1e3, "auto|SHARE",
+    REAL("repair-budget", repair_budget, RESUMED | IF_LOSES | IF_TRAINS, "auto", 0, 1e3,
+         "auto|SHARE",
          "send at most this share of a phase's packets again, those that have been "
          "missing longest first, once for each hop; 0: no limit. auto: a fifth, or with "
          "--wire-dtype int8 or smaller what its gradients save against bf16; no limit with a "
@@ -100,7 +102,7 @@ static const struct lossynet_option table[] = {
     WHOLE("packet-bytes", packet_bytes, LOSSYNET_RUN, "0", 0, 65532, "N",
           "payload of a packet in bytes, a multiple of 4; 0: as much as a datagram carries, at "
           "most 4096"),
-    ONE_OF("wire-dtype", wire_dtype, RESUMED, "auto", ln_wire_dtype_names,
+    ONE_OF("wire-dtype", wire_dtype, RESUMED | IF_TRAINS, "auto", ln_wire_dtype_names,
            "float32|bf16|int8|int6|int4|auto",
            "type in which gradients and parameters travel; owners keep float32. bf16: half the "
            "bytes. int8: a quarter, in blocks of 32 with a scale. int6, int4: a fifth or an eighth "
@@ -129,8 +131,8 @@ static const struct lossynet_option table[] = {
          "udp, verbs: a rank that is silent for this long is dead; default: 10, with --meet 1. A "
          "phase goes on without it after a fifth of this time, but not before 2 s"),
     STRING_THAT(
-        is_deadline, "auto, off or a number of seconds above 0", "deadline", deadline, LOSSYNET_RUN,
-        "off", "auto|off|SECONDS",
+        is_deadline, "auto, off or a number of seconds above 0", "deadline", deadline,
+        LOSSYNET_RUN | IF_TRAINS, "off", "auto|off|SECONDS",
         "udp, verbs: how long a step waits for late ranks after half of the ranks are done. The "
         "packets of a late rank are lost, or come in the next step with --carry 1, which is "
         "better; then it leaves out steps to catch up. auto: learnt from how late ranks are. "
@@ -139,10 +141,10 @@ static const struct lossynet_option table[] = {
            "udp, verbs: encrypt and authenticate every datagram"),
     STRING("key-file", key_file, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "FILE",
            "with --encrypt: a secret file of 16 to 4,096 bytes. Only ranks that have it can join"),
-    STRING("record-loss", record_loss, NEUTRAL | EACH_RANK, NULL, "FILE",
+    STRING("record-loss", record_loss, NEUTRAL | EACH_RANK | IF_TRAINS, NULL, "FILE",
            "write which packets arrived, as 0 and 1 for --loss-model trace; rank R of several "
            "writes FILE.R"),
-    WHOLE("drift-samples", drift_samples, RESUMED | NEUTRAL, "1024", 0, 1 << 24, "N",
+    WHOLE("drift-samples", drift_samples, RESUMED | NEUTRAL | IF_TRAINS, "1024", 0, 1 << 24, "N",
           "number of parameters whose drift is measured; 0: none"),
     WHOLE("workers", workers, LOSSYNET_RUN, "0", 0, 65534, "N",
           "number of data-parallel replicas, a multiple of the ranks; 0: one per rank"),

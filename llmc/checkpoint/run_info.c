@@ -101,7 +101,7 @@ void run_info_announce(const struct run_info *run) {
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
     announce_rule(run);
-    options_print_unused(o);
+    options_print_unused(o, stdout);
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {
         printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");
     } else if (!lossless && (gradient >= 1 || parameter >= 1)) {

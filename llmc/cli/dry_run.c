@@ -86,7 +86,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
                              &left[phase]);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     if (world->rank == 0) {
-        options_print_unused(o);
+        options_print_unused(o, stdout);
         if (settings.run.device)
             puts("Plan for one GPU for each worker\n");
         else

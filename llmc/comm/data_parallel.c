@@ -60,7 +60,7 @@ static int open_comm(struct data_parallel *d) {
     const struct lossynet_memory memory = exchange_memory(&d->vectors.exchange);
     struct lossynet_settings s =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, be->on_device);
-    if (!p->trains) s.error_feedback = false, s.drift_samples = 0;
+    if (!p->trains) s.error_feedback = false, s.drift_samples = 0, s.record_loss = NULL;
     s.weighted_sum = p->has[ARRAY_COMM_PARAMS] ? be->weighted_sum_pinned : be->weighted_sum;
     s.weighted_sum_whole = be->on_device;
     if (p->copy_bytes == 2)

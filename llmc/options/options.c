@@ -37,11 +37,11 @@ static const struct lossynet_option table[] = {
     ONE_OF("dtype", dtype, RUN, "auto", dtype_names, "auto|float32|bf16",
            "type of activations and of the weights in use. auto: bf16 on cuda, float32 on the CPU. "
            "Master weights, gradients and sums are float32"),
-    ONE_OF("recompute", recompute, NEUTRAL | EACH_RANK, "auto", recompute_names,
+    ONE_OF("recompute", recompute, NEUTRAL | EACH_RANK | IF_TRAINS, "auto", recompute_names,
            "none|norms|attention|block|auto",
            "which activations the backward pass computes again instead of keeping them, to save "
            "memory. auto: the fewest with which the run fits the device"),
-    ONE_OF("attention", attention, IF_GPU, "auto", attention_names, "own|cudnn|auto",
+    ONE_OF("attention", attention, IF_GPU | IF_TRAINS, "auto", attention_names, "own|cudnn|auto",
            "cuda in bf16: compute attention with this program's kernels or with cuDNN's, which "
            "differ in the last bits. cuDNN's need 2 bytes for each logit of a layer. auto: cuDNN's "
            "to train with sequences of 512 tokens or more on sm_90 and newer, if it is installed, "
@@ -54,51 +54,57 @@ static const struct lossynet_option table[] = {
          "what the host and its control groups have available"),
 
     TITLE("Data"),
-    STRING("train", train, EACH_RANK, NULL, "GLOB", "token files to train on (llm.c format)"),
+    STRING("train", train, EACH_RANK | IF_TRAINS, NULL, "GLOB",
+           "token files to train on (llm.c format)"),
     STRING("val", val, EACH_RANK, NULL, "GLOB", "token files to evaluate on"),
-    ONE_OF("data-split", data_split, RESUMED, "shared", split_names, "shared|contiguous",
+    ONE_OF("data-split", data_split, RESUMED | IF_TRAINS, "shared", split_names,
+           "shared|contiguous",
            "shared: all workers draw from one shuffled order of all data. contiguous: each worker "
            "reads and shuffles its own 1/N of the files, so that workers see unlike data (not "
            "i.i.d.)"),
-    STRING("tokenizer", tokenizer, NEUTRAL | EACH_RANK, NULL, "FILE",
+    STRING("tokenizer", tokenizer, NEUTRAL | EACH_RANK | IF_DRAWS, NULL, "FILE",
            "tokenizer.model; default: the one beside the data or the model"),
 
     TITLE("Optimisation"),
-    WHOLE("batch", batch, RUN, "8", 1, 1 << 20, "N", "sequences per worker in a micro-batch"),
-    WHOLE("seq", seq, RUN, "0", 0, 1 << 24, "N",
+    WHOLE("batch", batch, IF_READS, "8", 1, 1 << 20, "N", "sequences per worker in a micro-batch"),
+    WHOLE("seq", seq, IF_READS, "0", 0, 1 << 24, "N",
           "tokens per sequence; 0: the model's length, at most 1024"),
-    WHOLE("micro-batches", micro_batches, RESUMED, "1", 1, 1 << 20, "N",
+    WHOLE("micro-batches", micro_batches, RESUMED | IF_TRAINS, "1", 1, 1 << 20, "N",
           "micro-batches whose gradients a worker adds up in a step"),
-    WHOLE("steps", steps, RUN, "1000", 1, INT_MAX, "N", "training steps"),
+    WHOLE("steps", steps, IF_TRAINS, "1000", 1, INT_MAX, "N", "training steps"),
     ONE_OF(
-        "optimizer", optimizer, RUN, "adamw", optimizer_names, "adamw|muon",
+        "optimizer", optimizer, IF_TRAINS, "adamw", optimizer_names, "adamw|muon",
         "what updates the parameters. muon: Muon for the matrices of layers, AdamW for the rest. "
         "Each matrix then has one owner"),
-    REAL("lr", lr, RESUMED, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
-    REAL("lr-final", lr_final, RESUMED | IF_FALLS, "0.1", 0, 1, "FRACTION",
+    REAL("lr", lr, RESUMED | IF_TRAINS, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
+    REAL("lr-final", lr_final, RESUMED | IF_FALLS | IF_TRAINS, "0.1", 0, 1, "FRACTION",
          "learning rate of the last step, as a fraction of the peak; not with constant"),
-    WHOLE("warmup", warmup, RESUMED, "0", 0, INT_MAX, "N", "steps of linear warm-up"),
-    ONE_OF("schedule", schedule, RUN, "cosine", schedule_names, "cosine|wsd|linear|constant",
+    WHOLE("warmup", warmup, RESUMED | IF_TRAINS, "0", 0, INT_MAX, "N", "steps of linear warm-up"),
+    ONE_OF("schedule", schedule, IF_TRAINS, "cosine", schedule_names, "cosine|wsd|linear|constant",
            "how the learning rate goes on after the warm-up. wsd (warm-up, stable, decay): it "
            "stays at the peak, and falls only in the last steps. Until then the run can be "
            "continued with more --steps"),
-    REAL("decay", decay, RUN, "-1", 0, 1, "SHARE",
+    REAL("decay", decay, IF_TRAINS, "-1", 0, 1, "SHARE",
          "wsd: share of --steps in which the rate falls; default: 0.2"),
-    ONE_OF("decay-shape", decay_shape, IF_WSD, "sqrt", schedule_decay_names, "sqrt|linear",
+    ONE_OF("decay-shape", decay_shape, IF_WSD | IF_TRAINS, "sqrt", schedule_decay_names,
+           "sqrt|linear",
            "wsd: the rate falls with one minus the root of the share done, or in a line"),
-    REAL("beta1", beta1, RESUMED, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
-    REAL("beta2", beta2, RESUMED, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
-    REAL("adam-eps", adam_eps, RESUMED, "1e-8", 1e-30, 1, "E",
+    REAL("beta1", beta1, RESUMED | IF_TRAINS, "0.9", 0, 0.999999, "B",
+         "AdamW: decay of the first moment"),
+    REAL("beta2", beta2, RESUMED | IF_TRAINS, "0.95", 0, 0.999999, "B",
+         "AdamW: decay of the second moment"),
+    REAL("adam-eps", adam_eps, RESUMED | IF_TRAINS, "1e-8", 1e-30, 1, "E",
          "AdamW: epsilon, added to the root of the second moment"),
-    REAL("weight-decay", weight_decay, RESUMED, "0.1", 0, 1e3, "W",
+    REAL("weight-decay", weight_decay, RESUMED | IF_TRAINS, "0.1", 0, 1e3, "W",
          "AdamW: weight decay of matrices (norms have none)"),
-    REAL("clip", clip, RESUMED, "1", 0, 1e30, "NORM",
+    REAL("clip", clip, RESUMED | IF_TRAINS, "1", 0, 1e30, "NORM",
          "clip the gradient to this global norm; 0: no clipping"),
     ELSEWHERE("look-ahead"),
-    SEED("seed", seed, RESUMED, "1", "seed of the initial weights and of the order of the data"),
+    SEED("seed", seed, RESUMED | IF_DRAWS, "1",
+         "seed of the initial weights and of the order of the data"),
 
     TITLE("Loss"),
-    ONE_OF("algorithm", algorithm, RESUMED, "lossy", algorithm_names, "NAME",
+    ONE_OF("algorithm", algorithm, RESUMED | IF_TRAINS, "lossy", algorithm_names, "NAME",
            "lossy: owners average the gradients that arrive and broadcast parameters. reliable: "
            "the same, but nothing is lost. rps: average models. naive: broadcast gradients"),
     ELSEWHERE("loss-rate"),
@@ -106,10 +112,10 @@ static const struct lossynet_option table[] = {
     ELSEWHERE("loss-at"),
     ELSEWHERE("loss-seed"),
     ELSEWHERE("estimator"),
-    SWITCH("plain", plain, RUN | IF_BROADCASTS,
+    SWITCH("plain", plain, RUN | IF_BROADCASTS | IF_TRAINS,
            "the algorithm of the paper and nothing else, for comparisons: --lead off --carry 0 "
            "--repair 0 --wire-dtype float32. Options beside it override it"),
-    STRING("rule", rule, RESUMED | IF_LOSSY, NULL, "FILE.so",
+    STRING("rule", rule, RESUMED | IF_LOSSY | IF_TRAINS, NULL, "FILE.so",
            "a rule of your own: a shared object with functions that average what arrived, or "
            "change what "
            "is sent or received (struct lossynet_rule in lossynet.h; examples in "
@@ -122,7 +128,7 @@ static const struct lossynet_option table[] = {
 
     TITLE("Network"),
     ELSEWHERE("workers"),
-    STRING("group", group, RESUMED, "1", "G|host",
+    STRING("group", group, RESUMED | IF_READS, "1", "G|host",
            "this many workers share one replica. They average without loss inside the group, and "
            "each sends 1/G of the group's gradient. Other groups see one worker. host: all ranks "
            "of a host"),
@@ -152,7 +158,7 @@ static const struct lossynet_option table[] = {
           "with --meet: the number that a launcher knows this process by (scripts/elastic.sh); it "
           "stands in the store beside the process's rank"),
     ELSEWHERE("deadline"),
-    SWITCH("no-overlap", no_overlap, NEUTRAL | IF_DATAGRAMS,
+    SWITCH("no-overlap", no_overlap, NEUTRAL | IF_DATAGRAMS | IF_TRAINS,
            "udp, verbs: do not exchange packets while computing"),
     ELSEWHERE("encrypt"),
     ELSEWHERE("key-file"),
@@ -161,37 +167,37 @@ static const struct lossynet_option table[] = {
 
     TITLE("Output"),
     ELSEWHERE("record-loss"),
-    STRING("out", out, SWEEPS, NULL, "DIR", "directory for checkpoints and log.jsonl"),
-    STRING("log", log, SWEEPS | EACH_RANK, NULL, "FILE",
+    STRING("out", out, SWEEPS | IF_READS, NULL, "DIR", "directory for checkpoints and log.jsonl"),
+    STRING("log", log, SWEEPS | EACH_RANK | IF_READS, NULL, "FILE",
            "log in JSON lines; default: OUT/log.jsonl"),
     SWITCH(
-        "log-buckets", log_buckets, NEUTRAL,
+        "log-buckets", log_buckets, NEUTRAL | IF_TRAINS,
         "log the packets of each layer in each step: sent, lost in the end, sent again. It takes "
         "an exchange more"),
-    WHOLE("save-every", save_every, NEUTRAL, "0", 0, INT_MAX, "N",
+    WHOLE("save-every", save_every, NEUTRAL | IF_TRAINS, "0", 0, INT_MAX, "N",
           "steps between checkpoints; 0: only one, at the end"),
-    WHOLE("keep", keep, NEUTRAL | IF_SAVES, "3", 0, INT_MAX, "N",
+    WHOLE("keep", keep, NEUTRAL | IF_SAVES | IF_TRAINS, "3", 0, INT_MAX, "N",
           "how many of the newest checkpoints to keep; 0: all"),
-    REAL("shard-size", shard_size, NEUTRAL | IF_SAVES, "1", 1e-6, 1e6, "GB",
+    REAL("shard-size", shard_size, NEUTRAL | IF_SAVES | IF_TRAINS, "1", 1e-6, 1e6, "GB",
          "largest file of a checkpoint's model. Each file is written by another rank; a smaller "
          "model is one file"),
     STRING("resume", resume, SWEEPS | EACH_START, NULL, "DIR|auto",
            "continue from a checkpoint. auto: from the newest complete one in OUT, or from the "
            "start if there is none; if bytes of it have changed, the run ends"),
-    SWITCH("overwrite", overwrite, SWEEPS | EACH_START | IF_SAVES,
+    SWITCH("overwrite", overwrite, SWEEPS | EACH_START | IF_LOGS | IF_READS,
            "replace an earlier run in OUT: remove its log and its checkpoints"),
-    WHOLE("eval-every", eval_every, NEUTRAL | IF_EVALUATES, "0", 0, INT_MAX, "N",
+    WHOLE("eval-every", eval_every, NEUTRAL | IF_EVALUATES | IF_TRAINS, "0", 0, INT_MAX, "N",
           "steps between evaluations; 0: only one, at the end"),
-    WHOLE("eval-sequences", eval_sequences, IF_EVALUATES, "0", 0, INT_MAX, "N",
+    WHOLE("eval-sequences", eval_sequences, IF_EVALUATES | IF_READS, "0", 0, INT_MAX, "N",
           "number of validation sequences to use; 0: all"),
-    WHOLE("stride", stride, IF_EVALUATES, "0", 0, 1 << 24, "N",
+    WHOLE("stride", stride, IF_EVALUATES | IF_READS, "0", 0, 1 << 24, "N",
           "evaluate in windows of --seq tokens that begin every N tokens. Each window scores the "
           "tokens that earlier ones did not (as Hugging Face does). 0: windows do not overlap"),
-    WHOLE("sample-every", sample_every, NEUTRAL, "0", 0, INT_MAX, "N",
+    WHOLE("sample-every", sample_every, NEUTRAL | IF_TRAINS, "0", 0, INT_MAX, "N",
           "steps between samples of text from the model; 0: none"),
     ELSEWHERE("drift-samples"),
-    ONE_OF("progress", progress, SWEEPS | EACH_RANK, "auto", progress_names, "auto|on|off",
-           "show a bar below the lines. auto: on a terminal, also under mpirun"),
+    ONE_OF("progress", progress, SWEEPS | EACH_RANK | IF_READS, "auto", progress_names,
+           "auto|on|off", "show a bar below the lines. auto: on a terminal, also under mpirun"),
     SWITCH("quiet", quiet, SWEEPS | EACH_RANK, "print only errors and warnings"),
 
     TITLE("Modes (training, when none is given)"),
@@ -389,7 +395,10 @@ int options_parse(int argc, char **argv, struct options *out) {
 static const struct {
     unsigned mark;
     const char *otherwise; /* when an option with the mark has no effect */
-} needs[] = {{IF_LOSES, "with --algorithm reliable, which loses nothing"},
+} needs[] = {{IF_TRAINS, "without training"},
+             {IF_READS, "with --generate"},
+             {IF_DRAWS, "with --eval"},
+             {IF_LOSES, "with --algorithm reliable, which loses nothing"},
              {IF_LOSSY, "without --algorithm lossy"},
              {IF_BROADCASTS, "without --algorithm lossy or reliable"},
              {IF_ESTIMATES, "without --algorithm lossy or naive"},
@@ -401,11 +410,18 @@ static const struct {
              {IF_SAMPLES, "without --generate or --sample-every"},
              {IF_EVALUATES, "without --val"},
              {IF_SAVES, "without --out"},
+             {IF_LOGS, "without --out or --log"},
              {IF_GPU, "with --device cpu"}};
 enum { NEEDS = sizeof needs / sizeof *needs };
 
 static bool is_met(const struct options *o, unsigned mark) {
     switch (mark) {
+    case IF_TRAINS:
+        return !o->eval && !o->generate;
+    case IF_READS:
+        return !o->generate;
+    case IF_DRAWS:
+        return !o->eval;
     case IF_LOSES:
         return o->algorithm != ALGORITHM_RELIABLE;
     case IF_BROADCASTS:
@@ -430,6 +446,8 @@ static bool is_met(const struct options *o, unsigned mark) {
         return o->val != NULL;
     case IF_SAVES:
         return o->out != NULL;
+    case IF_LOGS:
+        return o->out || o->log;
     default:
         return o->device != DEVICE_CPU;
     }
@@ -455,17 +473,19 @@ static void print_unused_loss(const struct options *o) {
         printf("note: --loss-model %s: nothing is dropped with --loss-rate 0\n", model);
 }
 
-void options_print_unused(const struct options *o) {
-    print_unused_loss(o);
+void options_print_unused(const struct options *o, FILE *to) {
+    const bool trains = is_met(o, IF_TRAINS);
+    if (trains) print_unused_loss(o);
     for (int n = 0; n < NEEDS; n++) {
         const char *before = "note: ";
         for (int i = 0; i < ENTRIES; i++) {
             if (!o->given[i] || options_unused(o, i) != needs[n].otherwise) continue;
-            printf("%s--%s", before, table[i].name);
+            fprintf(to, "%s--%s", before, table[i].name);
             before = ", ";
         }
-        if (*before == ',') printf(": no effect %s\n", needs[n].otherwise);
+        if (*before == ',') fprintf(to, ": no effect %s\n", needs[n].otherwise);
     }
+    if (!trains) return;
     if (o->warmup > o->steps)
         printf("--warmup %d: training ends after %d steps, before the rate has reached --lr\n",
                o->warmup, o->steps);

@@ -10,6 +10,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "llmc/model/schedule.h"
 #include "lossynet/lossynet_trainer.h"
@@ -93,8 +94,8 @@ int64_t options_micro_batches(const struct options *o, int workers);
 /* Why option i of the table has no effect beside these options: "with --device cpu". NULL: it has. */
 const char *options_unused(const struct options *o, int i);
 
-/* Prints a line about given options that have no effect beside the others. */
-void options_print_unused(const struct options *o);
+/* Writes a line about given options that have no effect beside the others. */
+void options_print_unused(const struct options *o, FILE *to);
 
 /* Options by name, but for those that have one of the marks `without` (options_table.h). NULL if out
  * of memory. */

@@ -17,7 +17,10 @@ enum option_mark {
     IF_SAMPLES = 1 << 20,   /* --generate or --sample-every */
     IF_EVALUATES = 1 << 21, /* --val */
     IF_SAVES = 1 << 22,     /* --out */
-    IF_GPU = 1 << 23        /* another --device than cpu */
+    IF_GPU = 1 << 23,       /* another --device than cpu */
+    IF_LOGS = 1 << 24,      /* --out or --log */
+    IF_READS = 1 << 25,     /* no --generate */
+    IF_DRAWS = 1 << 26      /* no --eval */
 };
 
 /* Line i of the table, from 0 on, the library's lines among them; NULL after the last one. Offsets are in

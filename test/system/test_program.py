@@ -298,6 +298,23 @@ def test_options_without_an_effect_are_named(data, tmp_path):
                      "note: --decay-shape: no effect without --schedule wsd"]
 
 
+def test_options_of_training_without_training(data, tmp_path):
+    """Their names go to stderr, since stdout has the result alone. A record of lost packets stays as it is."""
+    succeed(*settings(data, tmp_path / "out", steps=1, model="260K"))
+    model, trace = tmp_path / "out" / "checkpoint-00000001", tmp_path / "trace"
+    trace.write_text(record := "# step 0, gradient, worker 0 to 1\n0\n# end\n")
+    evaluate = ["--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=64", "--batch=2"]
+    alone = succeed(*evaluate, f"--log={tmp_path}/log.jsonl", "--overwrite")
+    assert not alone.stderr
+    done = succeed(*evaluate, f"--train={data}/train.bin", "--steps=5", "--warmup=9", "--loss-rate=0.5", "--seed=3",
+                   "--save-every=2", f"--out={tmp_path}/eval", f"--record-loss={trace}")
+    assert done.stdout == alone.stdout and trace.read_text() == record
+    assert done.stderr.splitlines() == ["note: --train, --steps, --warmup, --loss-rate, --record-loss, --save-every: "
+                                        "no effect without training", "note: --seed: no effect with --eval"]
+    assert not succeed(*evaluate, "--steps=5", "--quiet").stderr
+    assert [event["event"] for event in read_log(tmp_path / "eval" / "log.jsonl")] == ["run", "eval"]
+
+
 def test_dry_run_names_options_without_an_effect():
     done = succeed("--dry-run", "--workers=4", "--algorithm=reliable", "--loss-rate=0.2")
     assert "note: --loss-rate: no effect with --algorithm reliable, which loses nothing\n" in done.stdout
