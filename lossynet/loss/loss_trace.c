@@ -25,13 +25,15 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sys/stat.h>
 
 enum { LINE = 4096 };
 
-/* Returns whether a file may be written anew: it has nothing in it, or an earlier trace. */
+/* Returns whether a file may be written anew: it has nothing in it, or an earlier trace, or is a pipe. */
 static bool is_free(const char *path) {
     char begin[7] = "";
-    FILE *file = fopen(path, "r");
+    struct stat status;
+    FILE *file = !stat(path, &status) && S_ISREG(status.st_mode) ? fopen(path, "r") : NULL;
     const size_t got = file ? fread(begin, 1, sizeof begin - 1, file) : 0;
     if (file) fclose(file);
     return got == 0 || !strcmp(begin, "# step") || !strncmp(begin, LOSSYNET_TRACE_END, 5);
@@ -41,16 +43,17 @@ lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world
                                    FILE **out) {
     char own[4096];
     const char *format = world->ranks > 1 ? "%s.%d" : "%s";
-    int length = snprintf(own, sizeof own, format, path, world->rank);
-    if (length < (int)sizeof own && !is_free(own))
+    *out = NULL;
+    if (snprintf(own, sizeof own, format, path, world->rank) >= (int)sizeof own)
+        return ln_fail(LOSSYNET_FILE, "cannot write the loss trace %s: the name is too long", own);
+    if (!is_free(own))
         return ln_fail(LOSSYNET_FILE,
                        "the file for the loss trace, %s, has something else in it: "
                        "expected a new file, or an earlier trace",
                        own);
-    *out = length < (int)sizeof own ? fopen(own, "w") : NULL;
+    *out = fopen(own, "w");
     if (*out) return LOSSYNET_OK;
-    return ln_fail(LOSSYNET_FILE, "cannot write the loss trace %s: %s", own,
-                   length < (int)sizeof own ? strerror(errno) : "the name is too long");
+    return ln_fail(LOSSYNET_FILE, "cannot write the loss trace %s: %s", own, strerror(errno));
 }
 
 void ln_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender, int receiver,

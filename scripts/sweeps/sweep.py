@@ -107,7 +107,8 @@ class Sweep:
     # ---- results and checkpoints ---------------------------------------------------------
 
     def load(self):
-        for path in kept_files() + [self.kept_file] + self.arguments.results + [self.file]:  # the last counts
+        kept = sorted(kept_files(), key=self.kept_file.__eq__)
+        for path in kept + self.arguments.results + [self.file]:  # the last counts
             self.results.update(read_results(path))
 
     def check_data(self):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from priority import ahead
-from program import BUILD, ROOT, TIMEOUT, one_line, run
+from program import BUILD, ROOT, TIMEOUT, one_line, run, succeed
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import (MTU, NETWORK, PACKET, hosts, namespaces,  # pylint: disable=unused-import
                       options, reference, results, testbed, total, train_on)
@@ -136,6 +136,12 @@ def test_trace_that_cannot_be_written(data, tmp_path):
     done = run(*settings(data, tmp_path), f"--record-loss={data}/train.bin")
     assert done.returncode == 1 and "train.bin, has something else in it: expected a new file" in done.stderr
     assert (data / "train.bin").read_bytes() == tokens
+
+
+def test_trace_into_a_pipe(data, tmp_path):
+    """As with --record-loss >(gzip > FILE): nobody waits for what a pipe has in it."""
+    said = succeed(*settings(data, tmp_path, steps=1), "--record-loss=/dev/stdout", "--quiet").stdout
+    assert said.startswith("# step 0, gradient, worker ") and said.endswith("# end\n")
 
 
 # ---- the experiment ----
