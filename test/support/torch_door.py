@@ -32,7 +32,7 @@ class Make:
 
     def optimizer(self, params, optimizer_class, **settings):
         optimizer = ShardedOptimizer(params, optimizer_class, address=f"127.0.0.1:{self.port}",
-                                     peer_timeout=PEER_TIMEOUT, **{"wire_dtype": "float32", **settings})
+                                     peer_timeout=PEER_TIMEOUT, **settings)
         self.made.append(optimizer)
         return optimizer
 

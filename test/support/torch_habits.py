@@ -438,14 +438,14 @@ def whole_parameters(optimizer_class, bias=True, **settings):
 def apart(dtype):
     """Masters that are not the memory that is sent, as on a GPU: here copies on the same device."""
     def case(make, rank):
-        there, lossynet.torch._there = lossynet.torch._there, lambda tensor, _device: tensor.clone()
+        before, lossynet.torch.there = lossynet.torch.there, lambda tensor, _device: tensor.clone()
         try:
             inner = net(width=300).to(dtype)
-            settings = {"loss_rate": 0.1, "look_ahead": 0.5, "carry": 0, "repair": 0}
+            settings = {"wire_dtype": "float32", "loss_rate": 0.1, "look_ahead": 0.5, "carry": 0, "repair": 0}
             model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.1,
                                     **(settings if make.ours and dtype != torch.float32 else {}))
         finally:
-            lossynet.torch._there = there
+            lossynet.torch.there = before
         if not make.ours and dtype != torch.float32:
             return {"masters": torch.ones(1)}
         for step in range(4):

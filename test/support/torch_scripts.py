@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.optim import swa_utils
 from torch.optim.optimizer import register_optimizer_step_post_hook
 import torch.distributed.optim
 import torch.utils.checkpoint
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_habits import (ADAMW, SGD, Noisy, alone, batch, built, in_loop, loop, loss_of, net, refused, result,
+from torch_habits import (ADAMW, SGD, Noisy, Parts, alone, batch, built, in_loop, loop, loss_of, net, refused, result,
                           with_net, with_optimizer)
 
 
@@ -603,6 +604,132 @@ def writes_in_model(inner, optimizer):
         inner.load_state_dict(net(5).state_dict())
 
 
+# ---- what does not ask Python
+
+@torch.jit.script
+def affine(x, weight, bias):
+    return torch.nn.functional.linear(x, weight, bias).tanh()
+
+
+@torch.jit.script
+def halve(gradient):
+    return gradient.mul_(0.5)
+
+
+def affine_unseen(x, weight, bias):
+    """As a function in C++ reads them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+class Reads(nn.Module):
+    """Weights whose modules are not called."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((20, 99), (99, 99), (99, 5)))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.function(x, layer.weight, layer.bias)
+        return x
+
+
+def reads(function):
+    def case(make, rank):
+        torch.manual_seed(0)
+        inner = Reads(function)
+        model, optimizer = make(inner, SGD, lr=0.1, **({"bucket_mb": 0.01} if make.ours else {}))
+        loop(model, optimizer, rank, steps=6)
+        return result(inner)
+    return case
+
+
+@with_net()
+def compiled_with_backward(model, _inner, optimizer, rank):
+    @torch.compile(backend="eager")
+    def run(step):
+        loss_of(model, step, rank).backward()
+    for step in range(4):
+        optimizer.zero_grad()
+        run(step)
+        optimizer.step()
+
+
+# ---- parameters that a rank alone uses
+
+def by_rank(passes=1, clip=False, none=True):
+    """Each rank another expert, in so many passes of a step. none: what zero_grad() leaves."""
+    def case(make, rank):
+        inner = Parts()
+        model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.5)
+        norms = []
+        for step in range(6):
+            optimizer.zero_grad(set_to_none=none)
+            for part in range(passes):
+                inner.chosen = (step // 2 + rank + part // 2) % 2
+                loss_of(model, passes * step + part, rank).backward()
+            if clip:
+                norms.append(sum(p.grad.norm() ** 2 for p in inner.parameters() if p.grad is not None))
+                nn.utils.clip_grad_norm_(inner.parameters(), 0.05)
+            optimizer.step()
+        return {**result(inner), "norms": torch.tensor([1.0, *norms])}
+    return case
+
+
+# ---- what is given
+
+def given(*params, **settings):
+    """What the line is told when it is made. params: in place of the model."""
+    return refused(lambda make, _: make.optimizer(*(params or (net(), SGD)), **{"lr": 0.1, **settings}))
+
+
+@refused
+def clip_later(make, rank):
+    model, optimizer = make(net(), SGD, lr=0.1)
+    optimizer.clip = "1.0"
+    loop(model, optimizer, rank)
+
+
+def without_loss(make, _rank):
+    """Nothing is rounded then."""
+    if not make.ours:
+        return {"float32": torch.ones(1)}
+    optimizer = make.optimizer(net(), SGD, lr=0.1, loss_rate=(0, 0.0))
+    return {"float32": torch.tensor([float(optimizer.comm.option("wire_dtype") == "float32")])}
+
+
+def state_of(optimizer_class, **settings):
+    """Loads what a plain optimizer has saved, into AdamW, and goes on."""
+    def case(make, rank):
+        inner = net()
+        plain = optimizer_class(inner.parameters(), lr=1e-2, **settings)
+        for step in range(2):
+            plain.zero_grad()
+            loss_of(inner, step, 0).backward()
+            plain.step()
+        plain.zero_grad()
+        model, optimizer = make(inner, ADAMW, lr=1e-2)
+        optimizer.load_state_dict(plain.state_dict())
+        loop(model, optimizer, rank)
+        return result(inner)
+    return case
+
+
+@refused
+def taken_for_plain(make, rank):
+    """By torch.distributed.checkpoint, too."""
+    inner = net()
+    model, optimizer = make(inner, ADAMW, lr=1e-2)
+    loop(model, optimizer, rank, steps=1)
+    state = io.BytesIO()
+    torch.save(optimizer.state_dict(), state)
+    state.seek(0)
+    optimizer.load_state_dict(torch.load(state, weights_only=True))
+    get_state_dict(inner, optimizer)
+
+
 # ---- what is not the same on all ranks
 
 def written(change, before=False, build=net):
@@ -928,6 +1055,20 @@ TABLE = {
     "state of other groups": state_of_another_model(40, lambda model: [
         {"params": model[0].parameters()}, {"params": model[2:].parameters()}]),
     "state of another width": state_of_another_model(50, lambda model: model.parameters()),
+    "jit.script": reads(affine), "read unseen": refused(lambda make, rank: reads(affine_unseen)(make, rank)),
+    "jit.script, p.grad": with_net()(lambda model, inner, optimizer, rank: loop(
+        model, optimizer, rank, between=lambda _: [halve(p.grad) for p in inner.parameters()])),
+    "compiled with backward": compiled_with_backward,
+    "by rank, clipped": by_rank(clip=True), "by rank, zeroed": by_rank(none=False), "by rank, passes": by_rank(3),
+    "by rank, all": by_rank(3, True, False), "without loss": without_loss, "clip later": clip_later,
+    "frozen": given(net().requires_grad_(False), SGD), "an optimizer": given(net(), SGD(net().parameters())),
+    "of an optimizer": given(SGD(net().parameters()), SGD), "a model twice": given(model=net()),
+    "clip a string": given(clip="1.0"), "clip negative": given(clip=-1), "clip not a number": given(clip=True),
+    "overlap a string": given(overlap="no"), "buckets negative": given(bucket_mb=-1),
+    "buckets flat": given(buckets=[1]),
+    "amsgrad's state": state_of(ADAMW, amsgrad=True), "SGD's state": refused(state_of(SGD, momentum=0.9)),
+    "Adamax's state": refused(state_of(torch.optim.Adamax)), "taken for plain": taken_for_plain,
+    "model's state": refused(lambda make, _: make.optimizer(net(), SGD, lr=0.1).load_state_dict(net().state_dict())),
     "ASGD": built(net, None, torch.optim.ASGD, lr=1e-2, t0=2), "Rprop": built(net, None, torch.optim.Rprop, lr=1e-2),
     "Adagrad": built(net, None, torch.optim.Adagrad, lr_decay=0.1), "NAdam": built(net, None, torch.optim.NAdam),
 }

@@ -1,4 +1,4 @@
-"""The places of a model's parameters in the vector that the library sends, and in its buckets."""
+"""The places of a model's parameters in the vector that the library sends, and in its buckets; and of masters."""
 from __future__ import annotations
 
 import torch
@@ -22,8 +22,13 @@ class Entry:
         self.gradient: torch.Tensor
         self.uses = 0  # of the value's memory
         self.version = 0  # of the parameter, when it was last like the value
+        self.seen = -1  # the last step in which the script was seen to read the parameter
         self.pieces: list[tuple[slice, torch.nn.Parameter, torch.Tensor]] = []  # what this rank owns: one or none, and
         # the gradient of that
+
+    def is_own(self) -> bool:
+        """Whether p.grad is what this rank adds to the average: what backward() has left, or what was there before."""
+        return self.parameter.grad is self.sent or hasattr(self.parameter.grad, "own")
 
     def check(self) -> None:
         """Raises RuntimeError if the script has converted the parameter."""
@@ -37,7 +42,7 @@ class Entry:
 
 
 def lay_out(trained: list[torch.nn.Parameter], names: dict[int, str], buckets: list[list[torch.nn.Parameter]] | None,
-            most: int, owners: int) -> tuple[list[Entry], list[int], list[list[int]] | None]:
+            most: float, owners: int) -> tuple[list[Entry], list[int], list[list[int]] | None]:
     """Puts parameters into buckets of at most so many elements; backward finishes the last ones first. names: by id.
     owners: of whole parameters, which lie in order of ranks then. Returns their places, the elements of each bucket,
     and those that each owner has of it."""
@@ -47,9 +52,12 @@ def lay_out(trained: list[torch.nn.Parameter], names: dict[int, str], buckets: l
             if buckets[-1] and sum(p.numel() for p in buckets[-1]) + parameter.numel() > most:
                 buckets.append([])
             buckets[-1].append(parameter)
-    listed = [id(p) for bucket in buckets for p in bucket]
-    if sorted(listed) != sorted(map(id, trained)) or not trained or not all(buckets):
-        raise ValueError(f"lossynet: buckets list {len(listed)} parameters: expected each of the "
+    if not trained:
+        raise ValueError("lossynet: no parameter requires a gradient: expected requires_grad_(True) for those to train "
+                         "before ShardedOptimizer is made")
+    listed = [id(p) for bucket in buckets for p in (bucket if isinstance(bucket, (list, tuple)) else [None])]
+    if sorted(listed) != sorted(map(id, trained)) or not all(buckets):
+        raise ValueError(f"lossynet: buckets list {len(listed)} parameters: expected lists of parameters, each of the "
                          f"{len(trained)} that require a gradient once, and none empty")
     shards = None
     if owners:
@@ -66,3 +74,27 @@ def lay_out(trained: list[torch.nn.Parameter], names: dict[int, str], buckets: l
             entries.append(Entry(parameter, names.get(id(parameter), ""), number, offset))
             offset += parameter.numel()
     return entries, [sum(p.numel() for p in bucket) for bucket in buckets], shards
+
+
+def device_of_masters(devices: set[torch.device], elements: int) -> torch.device:
+    """Where a rank's masters, their gradients and the optimizer's state are: on the GPU of the parameters, if that has
+    twice the memory for five float32 of each element."""
+    for device in devices:
+        if torch.cuda.mem_get_info(device)[0] > 40 * elements:
+            return device
+    return torch.device("cpu")
+
+
+def there(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on a device, or the tensor itself where it is there."""
+    return tensor.to(device)
+
+
+def bring(tensor: torch.Tensor, copy: torch.Tensor) -> None:
+    if copy.data_ptr() != tensor.data_ptr():
+        copy.copy_(tensor)
+
+
+def uses(tensor: torch.Tensor) -> int:
+    """How many tensors share its memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1  # the object that is asked

@@ -35,6 +35,24 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 # ---- refusals
 
+def check_kinds(params: Any, model: Any, optimizer_class: Any, shard: Any, overlap: Any) -> bool:
+    """Raises TypeError or ValueError where an argument is of another kind. Returns whether ranks own whole
+    parameters."""
+    if not callable(optimizer_class):
+        raise TypeError(f"lossynet: optimizer_class={type(optimizer_class).__name__} object: expected a class, as in "
+                        "ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)")
+    if isinstance(params, torch.optim.Optimizer):
+        raise TypeError(f"lossynet: params is an optimizer, {type(params).__name__}: expected the model or parameters")
+    if model is not None and (isinstance(params, torch.nn.Module) or not isinstance(model, torch.nn.Module)):
+        raise TypeError(f"lossynet: model={type(model).__name__} object: expected a torch.nn.Module, beside parameters "
+                        "or groups; a model that is the first argument is not named again")
+    if shard not in ("element", "parameter"):
+        raise ValueError(f'lossynet: shard={shard!r}: expected "element" or "parameter"')
+    if overlap not in (True, False):
+        raise ValueError(f"lossynet: overlap={overlap!r}: expected True or False")
+    return shard == "parameter"
+
+
 def check_parameters(parameters: Named) -> None:
     for name, parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):
@@ -81,8 +99,8 @@ def check_modules(module: torch.nn.Module) -> None:
                       *((name, b.detach()) for name, b in module.named_buffers() if type(b) is torch.Tensor)])
 
 
-def check_optimizer(optimizer_class: Any, groups: list[dict[str, Any]], keywords: dict[str, Any],
-                    whole: bool, rank: int) -> dict[str, bool | None]:
+def check_optimizer(optimizer_class: Any, keywords: dict[str, Any], whole: bool, rank: int,
+                    groups: list[dict[str, Any]]) -> dict[str, bool | None]:
     """Ranks own parts of parameters, as flat vectors, or whole ones. Does the optimizer do the same with what a rank
     owns as with all? Returns the names of its state, and whether that has the shape of the parameter, or is a number
     (False), or neither (None). rank: each tries other values, so that an optimizer that exchanges them is seen."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +29,17 @@ for _name in ("__getitem__", "__setitem__", "__delitem__", "__contains__", "get"
     setattr(OfPieces, _name, _by_piece(_name))
 
 
+class OfRank(OrderedDict):
+    """What ``state_dict()`` returns; a plain OrderedDict when saved. Who takes it for a plain optimizer's is told."""
+
+    def __missing__(self, key: Any) -> None:
+        raise KeyError(f"lossynet: {key!r} in state_dict(), which is this rank's part: expected "
+                       "optimizer.gathered_state_dict(), which is that of a plain optimizer, or optimizer.param_groups")
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), None, None, iter(self.items())
+
+
 class Saved:
     """The part of ShardedOptimizer that saves and loads."""
 
@@ -36,10 +47,10 @@ class Saved:
         """This rank's part: its shards, and what the comm remembers. With the rank's own
         ``model.state_dict()`` a run of as many ranks continues as if it had not stopped. Collective."""
         self._rest("state_dict()")
-        return {"lossynet": {"step": self.steps, "rank": self.comm.rank, "ranks": self.comm.ranks,
-                             "equal": self._equal, "comm": self.comm.state()},
-                "optimizer": self.optimizer.state_dict(),
-                "values": [self._values[shard].clone() for shard in self._owned]}
+        return OfRank({"lossynet": {"step": self.steps, "rank": self.comm.rank, "ranks": self.comm.ranks,
+                                    "equal": self._equal, "comm": self.comm.state()},
+                       "optimizer": self.optimizer.state_dict(),
+                       "values": [self._values[shard].clone() for shard in self._owned]})
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """The state of all shards put together, as ``optimizer_class`` on the whole parameters would return
@@ -88,6 +99,10 @@ class Saved:
         ``gathered_state_dict()``. Load the model before. ValueError: it does not fit. Collective."""
         self._rest("load_state_dict()", loads=True)
         self._sum = None
+        keys = list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__
+        if not ({"lossynet", "optimizer", "values"} == set(keys) or {"state", "param_groups"} <= set(keys)):
+            raise ValueError(f"lossynet: load_state_dict() of {keys[:20]}: expected what state_dict() or "
+                             "gathered_state_dict() has returned")
         if "lossynet" in state_dict:
             self._load_shards(state_dict)
         else:
@@ -121,6 +136,7 @@ class Saved:
                         for groups in (state_dict["param_groups"], self.param_groups))
         if theirs != ours:
             raise ValueError(f"lossynet: state of groups with {theirs} parameters: expected {ours}")
+        self._state_names = names = self._names_that_fit(state_dict)
         inner = self.optimizer.state_dict()
         numbers = {id(p): number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
         pieces = [piece for group in self.optimizer.param_groups for piece in group["params"]]
@@ -128,14 +144,30 @@ class Saved:
         for entry in self._entries:
             whole = state_dict["state"].get(numbers[id(entry.parameter)], {})
             for key, value in whole.items():
-                if self._state_names.get(key) and value.shape != entry.parameter.shape:
+                if names.get(key) and value.shape != entry.parameter.shape:
                     raise ValueError(f"lossynet: state {key} of {entry.words} of shape {tuple(value.shape)}: expected "
                                      f"{tuple(entry.parameter.shape)}")
             for where, piece, _ in entry.pieces:
                 part = slice(where.start - entry.place.start, where.stop - entry.place.start)
                 inner["state"][order[id(piece)]] = {
-                    key: value.flatten()[part].view(piece.shape).clone() if self._state_names.get(key) else value
+                    key: value.flatten()[part].view(piece.shape).clone() if names.get(key) else value
                     for key, value in whole.items()}
         for group, loaded in zip(inner["param_groups"], state_dict["param_groups"]):
             group.update(settings(loaded))
         self.optimizer.load_state_dict(inner)
+
+    def _names_that_fit(self, state_dict: dict[str, Any]) -> dict[str, bool | None]:
+        """Of the state that the optimizer has with the loaded settings. ValueError: what is loaded is another's."""
+        groups = state_dict["param_groups"]
+        lacking = sorted({name for name, value in self.defaults.items() if type(value) in (int, float, tuple)
+                          and not all(name in group for group in groups)})
+        names = {} if lacking else self._names_of([
+            {**group, "params": own["params"]} for group, own in zip(groups, self.param_groups)])
+        for held in state_dict["state"].values():
+            given = {name for name, value in held.items() if value is not None}
+            if not lacking and given and (given - names.keys() or None not in names.values()):
+                lacking = sorted(given ^ names.keys())  # None: the names depend on the shape
+        if lacking:
+            raise ValueError("lossynet: load_state_dict() of another optimizer, which differs in "
+                             f"{', '.join(lacking)}: expected the state of {type(self.optimizer).__name__}")
+        return names

@@ -3,13 +3,14 @@
 Between backward() and step() ``p.grad`` is this rank's gradient alone, a ``Sent``: whoever reads or changes it
 gets the average of all ranks. Outside forward passes parameters are ``Watched``: after step() they may still be
 arriving, so that whoever touches them waits, and who writes them is remembered. Both see every call of PyTorch's
-Python interface (``__torch_function__``), ``.data`` included.
+Python interface (``__torch_function__``), ``.data`` included, and of functions of ``torch.jit.script``.
 """
 from __future__ import annotations
 
 import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,14 @@ def _name(function: Any) -> str:
     return _name_of_property(function) if name in ("__get__", "__set__", "__delete__") else name
 
 
+def _drops() -> bool:
+    """Whether it is a zero_grad(), for which the gradients of other ranks are of no interest, that asks."""
+    frame, depth = sys._getframe(2), 0
+    while frame and depth < 5 and frame.f_code.co_name != "zero_grad":
+        frame, depth = frame.f_back, depth + 1
+    return frame is not None and depth < 5
+
+
 def _plainly(function: Any, args: Any, kwargs: Any) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **(kwargs or {}))
@@ -54,7 +63,12 @@ class Watched:
     def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _name(function)
         if name in _FACTS:
-            return _plainly(function, args, kwargs)
+            found = _plainly(function, args, kwargs)
+            if name == "grad" and (found is None or hasattr(found, "own")) and not _drops():
+                if id(args[0]) in OWNERS:
+                    OWNERS[id(args[0])]._look_for_gradient()
+                found = _plainly(function, args, kwargs)
+            return found
         for tensor in pytree.tree_leaves((args, kwargs)):
             if isinstance(tensor, Watched):
                 arrive(tensor, not torch.is_grad_enabled() or name in _MEMORY)
@@ -106,8 +120,25 @@ class Sent(torch.Tensor):
         return function(*args, **kwargs)
 
 
+_call_script = torch.jit.ScriptFunction.__call__
+
+
+@functools.wraps(_call_script)
+def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Functions of torch.jit.script do not ask ``__torch_function__`` themselves."""
+    for tensor in pytree.tree_leaves((args, kwargs)):
+        if isinstance(tensor, (Watched, Sent)):
+            return tensor.__torch_function__(_called, (), (self, *args), kwargs)
+    return _call_script(self, *args, **kwargs)
+
+
+torch.jit.ScriptFunction.__call__ = _called
+
+
 def _zeros(gradient: Sent) -> torch.Tensor:
     gradient.parameter.grad = zeros = torch.zeros_like(gradient)
+    if gradient.spent:
+        zeros.own = True  # before backward(), as by zero_grad(set_to_none=False)
     return zeros
 
 

@@ -51,10 +51,10 @@ class Place(NamedTuple):
             if environment.get(name, "1") != "1":  # each process would train alone
                 raise LossynetError(f"lossynet: started with {name}={environment[name]}, without RANK and WORLD_SIZE: "
                                     "expected torchrun's variables, or rank, ranks and address")
-        port = environment.get("LOSSYNET_PORT") or int(environment.get("MASTER_PORT", 7009)) + 1
-        return cls(int(environment.get("RANK", 0) if rank is None else rank),
-                   int(environment.get("WORLD_SIZE", 1) if ranks is None else ranks),
-                   address or f"{environment.get('MASTER_ADDR', '127.0.0.1')}:{port}")
+        port = environment.get("LOSSYNET_PORT") or _whole("MASTER_PORT", environment.get("MASTER_PORT", 7009)) + 1
+        return cls(_whole("RANK", environment.get("RANK", 0)) if rank is None else _whole("rank", rank),
+                   _whole("WORLD_SIZE", environment.get("WORLD_SIZE", 1)) if ranks is None else _whole("ranks", ranks),
+                   str(address or f"{environment.get('MASTER_ADDR', '127.0.0.1')}:{port}"))
 
 
 def options() -> list[str]:
@@ -63,6 +63,33 @@ def options() -> list[str]:
     while (name := get("named_name", len(names))) is not None:
         names.append(name.decode())
     return [name.replace("-", "_") for name in names if name not in ("workers", "deadline")]
+
+
+def _no_option(name: str) -> TypeError:
+    return TypeError(f"lossynet: there is no option {name!r}: expected one of {', '.join(options())}")
+
+
+def number(name: str, given: Any) -> float:
+    """A setting that is a number from 0 on."""
+    try:
+        value = float("nan") if isinstance(given, (bool, str)) else float(given)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not value >= 0:
+        raise ValueError(f"lossynet: {name}={given!r}: expected a number from 0 on")
+    return value
+
+
+def _whole(name: str, given: Any) -> int:
+    try:
+        return int(given) if isinstance(given, str) else operator.index(given)
+    except (TypeError, ValueError):
+        raise ValueError(f"lossynet: {name}={given!r}: expected a whole number") from None
+
+
+def is_lossy(rate: object) -> bool:
+    """Whether it is other than 0, as a number, several or text: what is not a rate the library refuses."""
+    return bool(_text(rate).strip("0.,- e"))
 
 
 def _text(value: object) -> str:
@@ -130,14 +157,13 @@ class Comm:
         self.buckets = [operator.index(each) for each in (elements if np.ndim(elements) else [elements])]
         self.elements = sum(self.buckets)
         place, world, self.process = Place.of(rank, ranks, address), World(), os.getpid()
-        call("rendezvous_open", place.address.encode(), place.rank, place.ranks, timeout, world)
+        call("rendezvous_open", place.address.encode(), place.rank, place.ranks, number("timeout", timeout), world)
         self.rank, self.ranks = place.rank, place.ranks
         sizes, handle = (ctypes.c_size_t * len(self.buckets))(*self.buckets), ctypes.c_void_p()
         self._named = get("named_open", len(self.buckets), sizes)
         self._end = weakref.finalize(self, _close, self._named, handle, world, os.getpid())  # also when Python ends
-        known = options()
-        for name in given.keys() - set(known):
-            raise TypeError(f"lossynet: there is no option {name!r}: expected one of {', '.join(known)}")
+        for name in given.keys() - set(options()):
+            raise _no_option(name)
         for name, value in {**given, "workers": world.ranks}.items():
             call("named_set", self._named, name.replace("_", "-").encode(), _text(value).encode())
         for name, place in (tensors or {}).items():
@@ -186,7 +212,10 @@ class Comm:
 
     def option(self, name: str) -> str:
         """The value of an option as text, also where it is a default."""
-        return get("named_get", self._comm and self._named, name.replace("_", "-").encode()).decode()
+        found = get("named_get", self._comm and self._named, name.replace("_", "-").encode())
+        if found is None:
+            raise _no_option(name)
+        return found.decode()
 
     @property
     def link(self) -> str:

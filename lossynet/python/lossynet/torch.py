@@ -38,9 +38,9 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from . import _model, _state, _touch
-from ._layout import Entry, lay_out
+from ._layout import Entry, bring, device_of_masters, lay_out, there, uses
 from ._library import NotFinite
-from .comm import Comm, Place, options
+from .comm import Comm, Place, is_lossy, number, options
 from .rule import Rule
 
 
@@ -94,26 +94,26 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                  overlap: bool = True, buckets: list[list[torch.nn.Parameter]] | None = None,
                  rank: int | None = None, ranks: int | None = None, address: str | None = None,
                  timeout: float = 60, rule: Rule | None = None, **keywords: Any):
+        whole = _model.check_kinds(params, model, optimizer_class, shard, overlap)
+        place = Place.of(rank, ranks, address)
         if isinstance(params, torch.nn.Module):
             model, params = params, params.named_parameters()
         super().__init__(params, {})
         given = {name: keywords.pop(name) for name in options() if name in keywords}
-        if not given.get("loss_rate") and not given.get("loss_at"):
+        if not is_lossy(given.get("loss_rate")) and not given.get("loss_at"):
             given.setdefault("wire_dtype", "float32")  # a script that loses nothing gets DDP's numbers
-        self.clip, self._overlap, self._sync, self._late = clip, overlap, True, False
+        self.clip, self._overlap, self._sync, self._late = number("clip", clip), overlap, True, False
         every = [p for group in self.param_groups for p in group["params"]]
         if any(id(p) in _touch.OWNERS for p in every):
             raise ValueError("lossynet: a parameter has a ShardedOptimizer already: expected its close() before")
-        if shard not in ("element", "parameter"):
-            raise ValueError(f'lossynet: shard={shard!r}: expected "element" or "parameter"')
-        whole, place = shard == "parameter", Place.of(rank, ranks, address)
         names = {id(p): name for group in self.param_groups
                  for p, name in zip(group["params"], group.get("param_names", ()))}
         _model.check_parameters([(names.get(id(p), ""), p) for p in every if p.requires_grad])
-        self._state_names = _model.check_optimizer(optimizer_class, self.param_groups, keywords, whole,
-                                                   place.rank)
+        self._names_of = functools.partial(_model.check_optimizer, optimizer_class, keywords, whole, place.rank)
+        self._state_names = self._names_of(self.param_groups)
         self._entries, sizes, shards = lay_out([p for p in every if p.requires_grad], names, buckets,
-                                               int(bucket_mb * 2**18) or 1, place.ranks if whole else 0)
+                                               max(number("bucket_mb", bucket_mb) * 2**18, 1),
+                                               place.ranks if whole else 0)
         self._of = {id(entry.parameter): entry for entry in self._entries}
         self._groups = [list(map(id, group["params"])) for group in self.param_groups]
         self._others = _model.Others([p for p in every if id(p) not in self._of])
@@ -127,7 +127,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
         self.steps, self._step_begun = 0, -1  # that were made; the last that the library has begun
         self._begun = self._broadcasting = False  # a gradient phase; a parameter phase
-        self._averaged = self._unsent = False  # gradients are the average of all ranks; the last came within no_sync()
+        self._averaged, self._unsent = False, None  # gradients are the average of all ranks; the last of this step, if
+        # one came, came within no_sync()
         self._events: dict[int, torch.cuda.Event] = {}  # of buckets: the copy from a GPU is complete
         self._norm, self._report = 0.0, {}
         self._not_finite: NotFinite | None = None  # what no receiver took in this step
@@ -186,8 +187,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._place(self._entries)
         self._owned = [shard for shard in self.comm.owned() if shard.stop > shard.start]
         owned = sum(shard.stop - shard.start for shard in self._owned)
-        device = _device_of_masters(devices, owned)
-        self._masters = [(shard, _there(self._values[shard], device), _there(self._gradients[shard], device))
+        device = device_of_masters(devices, owned)
+        self._masters = [(shard, there(self._values[shard], device), there(self._gradients[shard], device))
                          for shard in self._owned]  # and their gradients: views of the vectors, or copies on a GPU
         self._ahead = torch.empty(owned, dtype=torch.float32, device=device)
 
@@ -197,13 +198,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         sharing = Counter(entry.parameter.untyped_storage()._cdata for entry in entries)
         for entry in entries:
             known = sharing[entry.parameter.untyped_storage()._cdata]
-            entry.direct = entry.exact and _uses(entry.parameter) == known and not entry.parameter.is_shared()
+            entry.direct = entry.exact and uses(entry.parameter) == known and not entry.parameter.is_shared()
         for entry in entries:
             if entry.direct:
                 entry.parameter.data = entry.value
             else:
                 entry.parameter.data.copy_(entry.value)
-            entry.version, entry.uses = entry.parameter._version, _uses(entry.value)
+            entry.version, entry.uses = entry.parameter._version, uses(entry.value)
 
     def _optimizer_of_shards(self, optimizer_class: type[torch.optim.Optimizer], keywords: dict[str, Any],
                              whole: bool) -> torch.optim.Optimizer:
@@ -244,19 +245,24 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         finally:
             self._sync = before
 
+    @torch._disable_dynamo
     def _gradient_comes(self, entry: Entry, _gradient: torch.Tensor) -> None:
         """Autograd calls this before it adds to a parameter's gradient. If that has left already, it becomes the
         average of all ranks, as DistributedDataParallel leaves it."""
-        there = entry.parameter.grad
-        if not (there is None or there is entry.sent or isinstance(there, _touch.Sent)) and _uses(there) > 1:
+        before = entry.parameter.grad
+        if not (before is None or before is entry.sent or isinstance(before, _touch.Sent)) and uses(before) > 1:
             raise RuntimeError(f"lossynet: p.grad of {entry.words} is a view of memory that the script has: expected "
                                "optimizer.zero_grad() before backward(), and p.grad after it")
+        if self._sending and entry.seen != self.steps:
+            raise RuntimeError(f"lossynet: {entry.words} was read while it was still arriving, by code in C++, or "
+                               "before step(): expected ShardedOptimizer(..., overlap=False)")
         if entry.final:
             logging.getLogger("lossynet").info("lossynet: another backward() before step(): from now on gradients "
                                                "leave in step(); optimizer.no_sync() around all but the last is faster")
             self._average()
             self._late = True
 
+    @torch._disable_dynamo
     def _gradient_final(self, parameter: torch.nn.Parameter) -> None:
         """Autograd calls this when it has added a parameter's gradient."""
         entry = self._of[id(parameter)]
@@ -271,10 +277,15 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         entry.check()
         if getattr(came, "spent", False):
             return  # that of an earlier step, to which backward() has added: step() refuses
+        for each in self._entries if self._averaged else ():  # an average to which backward() adds, if here or not
+            if each.parameter.grad is not None:
+                each.parameter.grad.own = True
         self._averaged, self._unsent = False, not self._sync
         entry.final = self._sync and not self._late
         if entry.final and not self._begun:
             self._begin()
+            self._watch(True)  # others, whose gradients may come at another rank alone
+            _touch.plain(parameter)
         if entry.final or entry.direct:
             self._collect(entry)
         if parameter.grad is not came:  # a script that keeps it is told, should it use it
@@ -301,6 +312,12 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                                "p.grad, or its clone(), and optimizer.zero_grad() between step() and backward()")
         return parameter.grad
 
+    def _look_for_gradient(self) -> None:
+        """A script sees that p.grad is None after backward(), where other ranks may have a gradient."""
+        if self._unsent is False and not self._averaged and torch._C._current_graph_task_id() < 0 \
+                and not self._is_forked():
+            self._average()
+
     @torch.no_grad()
     def _collect(self, entry: Entry) -> None:
         """Puts a gradient into the vector; nothing has come: zeros."""
@@ -310,7 +327,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         elif entry.direct:
             if gradient is not entry.sent:  # else autograd has added to it in place
                 entry.gradient.copy_(gradient)
-                entry.parameter.grad = entry.gradient.detach()
+                entry.parameter.grad = entry.sent = entry.gradient.detach()
         else:
             if self._stream:
                 self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -402,7 +419,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
     def _gradients_of_step(self) -> _Said:
         """Lets the gradients of this step be averaged at their owners."""
         if not self._averaged:  # p.grad may be set or dropped, as it may be after an all-reduce
-            said = self._reduce(f"step() {self.steps}", any(e.parameter.grad is not e.sent for e in self._entries))
+            said = self._reduce(f"step() {self.steps}", not all(e.is_own() for e in self._entries))
             if not said.looking:
                 return said
         for entry in self._entries:
@@ -415,7 +432,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
 
     def _end_gradients(self, keep: bool) -> None:
         """p.grad is then of no use: whoever uses it, or adds to it, is told so. keep: it was that of a step."""
-        self._averaged = self._unsent = False
+        self._averaged, self._unsent = False, None
         for entry in self._entries:
             parameter, entry.sent = entry.parameter, None
             if not keep:
@@ -434,8 +451,9 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             entry.direct and entry.parameter._version != entry.version for entry in self._entries)
         bits = np.packbits([looks, self._others.changed(), writes,
                             *(entry.parameter.grad is not None for entry in self._entries)])
-        numbers = [[v.tolist() if torch.is_tensor(v) else v for v in _model.settings(g).values() if isinstance(v, (
-            int, float, tuple, torch.Tensor))] for g in ({0: (self.clip, *map(len, self._groups))}, *self.param_groups)]
+        numbers = [number("clip", self.clip), [len(group) for group in self._groups], *(
+            [v.tolist() if torch.is_tensor(v) else v for v in _model.settings(group).values()
+             if isinstance(v, (int, float, tuple, torch.Tensor))] for group in self.param_groups)]
         gradients = [("the gradient of " + entry.words,
                       torch.zeros_like(entry.value) if entry.parameter.grad is None else entry.parameter.grad)
                      for entry in self._entries] if written else []
@@ -460,7 +478,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if not self._begun:
             self._begin()
         for entry in self._entries:
-            if entry.parameter.grad is not entry.sent:  # the script has put it there, the same on all ranks
+            if not entry.is_own():  # the script has put it there, the same on all ranks
                 entry.gradient.zero_()
             elif not entry.final:
                 self._collect(entry)
@@ -496,7 +514,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if self._not_finite and not self._not_finite.phase:
             fresh[self._not_finite.element] = self._not_finite.value  # its owner has not received it
         for entry in itertools.compress(self._entries, used):
-            if entry.parameter.grad is entry.sent:  # the script has not replaced or dropped it
+            if entry.is_own():  # the script has not replaced or dropped it
                 gradient = fresh[entry.place].view(entry.parameter.shape)
                 entry.parameter.grad = gradient.to(entry.device, entry.dtype, copy=True)
         self._averaged = True
@@ -511,7 +529,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             entry.check()
             parameter = entry.parameter
             if entry.direct and parameter.data_ptr() != entry.value.data_ptr():
-                if _uses(entry.value) >= entry.uses:  # a copy into it would change that, too
+                if uses(entry.value) >= entry.uses:  # a copy into it would change that, too
                     raise RuntimeError(f"lossynet: {entry.words} has other memory, while the script has that of "
                                        "before: expected p.data.clone()")
                 entry.value.copy_(parameter)
@@ -532,7 +550,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self._arriving = [True] * len(self._arriving)
         checks, hooked = self.steps <= _model.CHECKED_STEPS, self._hooked == self.steps - 1
         # Nobody sees that a script reads memory which it has kept, such as p.data or model.state_dict().
-        kept = any(entry.exact and (not entry.direct or _uses(entry.value) > entry.uses) for entry in self._entries)
+        kept = any(entry.exact and (not entry.direct or uses(entry.value) > entry.uses) for entry in self._entries)
         self._overlaps = self._sending = self._overlap and hooked and not kept and not checks
         self._may_write = kept or not (self._overlap or self._stream)
         for entry in filter(lambda each: each.direct, self._entries):
@@ -569,7 +587,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             for shard in self._owned:
                 self._gradients[shard].mul_(self.clip / (norm + 1e-6))
         for shard, _, gradients in self._masters:
-            _bring(self._gradients[shard], gradients)
+            bring(self._gradients[shard], gradients)
         lead = self.comm.lead() if self._masters else 0.0
         masters = [values for _, values, _ in self._masters]
         if lead:
@@ -586,7 +604,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             [entry.parameter for entry in itertools.compress(self._entries, used)])
         self._state_facts = self._facts_of_state()
         for shard, values, _ in self._masters:
-            _bring(values, self._values[shard])
+            bring(values, self._values[shard])
         if lead:  # old + (1 + lead) (new - old)
             for ahead, values in zip(self._ahead.split([len(values) for values in masters]), masters):
                 ahead.lerp_(values, 1 + lead)
@@ -610,8 +628,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         for parameter in (module.parameters() if module is not inner or root and root.whole else
                           module._parameters.values()):
             if isinstance(parameter, _touch.Watched) and id(parameter) in self._of:
-                self._wait(self._of[id(parameter)].bucket)
-                _touch.plain(parameter)
+                self._read(parameter)
 
     def _after_forward(self, module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         if not torch.compiler.is_compiling() and (root := self._roots.get(getattr(module, "_orig_mod", module))):
@@ -675,7 +692,13 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             self._end_broadcast()
             self._watch(False)
         else:
-            self._wait(self._of[id(parameter)].bucket)
+            self._read(parameter)
+
+    def _read(self, parameter: torch.Tensor) -> None:
+        entry = self._of[id(parameter)]
+        entry.seen = self.steps
+        self._wait(entry.bucket)
+        _touch.plain(parameter)
 
     def _is_forked(self) -> bool:
         """Whether this is another process than that of the optimizer, in which parameters stay as they are."""
@@ -692,8 +715,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self.comm.bucket_wait(bucket)
         for entry in self._of_bucket[bucket]:
             if not entry.direct:
-                _touch.plain(entry.parameter)
-                with torch.cuda.stream(self._stream):  # None: does nothing
+                with torch._C.DisableTorchFunctionSubclass(), torch.cuda.stream(self._stream):  # None: does nothing
                     entry.parameter.copy_(entry.value, non_blocking=True)
                 entry.version = entry.parameter._version
         if self._stream:
@@ -774,27 +796,3 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                 if entry.parameter.grad is entry.sent:
                     entry.parameter.grad = None
             self.comm.close()
-
-
-def _device_of_masters(devices: set[torch.device], elements: int) -> torch.device:
-    """Where a rank's masters, their gradients and the optimizer's state are: on the GPU of the parameters, if that has
-    twice the memory for five float32 of each element."""
-    for device in devices:
-        if torch.cuda.mem_get_info(device)[0] > 40 * elements:
-            return device
-    return torch.device("cpu")
-
-
-def _there(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on a device, or the tensor itself where it is there."""
-    return tensor.to(device)
-
-
-def _bring(tensor: torch.Tensor, copy: torch.Tensor) -> None:
-    if copy.data_ptr() != tensor.data_ptr():
-        copy.copy_(tensor)
-
-
-def _uses(tensor: torch.Tensor) -> int:
-    """How many tensors share its memory."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1  # the object that is asked
