@@ -24,7 +24,7 @@ import sys
 import time
 
 from python_packages import require
-from run_log import LogError, number, parse
+from run_log import LogError, number, of_one_run, parse
 
 PAUSE = 1.0  # seconds between looks at a log that grows
 
@@ -180,7 +180,8 @@ def export(arguments):
     log = arguments.run / "log.jsonl"
     if not log.exists():
         raise LogError(f"there is no {log}: expected the directory that --out named")
-    events = once(read_events(log, arguments.follow))
+    events = read_events(log, arguments.follow)
+    events = once(events if arguments.follow else of_one_run(log, events))
     if arguments.csv:
         write_csv(events, arguments.csv)
         return

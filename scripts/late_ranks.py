@@ -33,7 +33,9 @@ def packets(path):
                 if title:
                     link, count = (title[1], int(title[2]), int(title[3])), 0
                     found.setdefault(link, 0)
-                elif link and not line.startswith("#"):
+                elif not line.startswith("#"):
+                    if not link or line.strip("01\n"):
+                        sys.exit(f"late_ranks.py: {path}: expected what --record-loss has written, found '{line.strip()[:40]}'")
                     count += len(line.strip())
                     found[link] = max(found[link], count)
     except OSError as error:

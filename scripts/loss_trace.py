@@ -20,13 +20,17 @@ TITLE = re.compile(r"# step (\d+), (gradient|parameter), worker (\d+) to (\d+)")
 def read(paths):
     """Returns {(phase, sender, receiver): "0010..."}, where 1 is a lost packet. Links are sorted, and
     each has its packets from the first step to the last."""
-    links, link = {}, None
+    links, last = {}, {}
     for path in paths:
+        link = None
         with open(path, encoding="ascii", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 title = TITLE.match(line)
                 if title:
-                    link = (title[2], int(title[3]), int(title[4]))
+                    link, step = (title[2], int(title[3]), int(title[4])), int(title[1])
+                    if step <= last.get(link, -1):
+                        sys.exit(f"{path}, line {number}: step {step} of this link comes again: expected each record once")
+                    last[link] = step
                 elif not line.startswith("#"):
                     if link is None or line.strip("01\n"):
                         sys.exit(f"{path}, line {number}: expected what --record-loss writes")

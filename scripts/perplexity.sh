@@ -35,6 +35,11 @@ model=$1
 text=${2--}
 [ $# -lt 2 ] || shift
 shift
+for option; do
+    case ${option%%=*} in
+    --model | --val | --seq | --stride | --quiet) fail "$option: expected MODEL, TEXT, CONTEXTS and STRIDE to say it" 2 ;;
+    esac
+done
 tokenizer=${TOKENIZER:-$model/tokenizer.model}
 stride=${STRIDE:-512}
 case $stride in

@@ -12,6 +12,9 @@ case ${1-} in
 -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
 -*) echo "quickstart.sh: $1: unknown option; usage: scripts/quickstart.sh [OUT]" >&2; exit 2 ;;
 esac
+case ${STEPS:-560} in
+*[!0-9]* | 0*) echo "quickstart.sh: STEPS is '$STEPS', expected a positive whole number" >&2; exit 2 ;;
+esac
 [ -x data/kjv.sh ] || { echo "quickstart.sh: expected to run in the repository's folder, where data/kjv.sh is" >&2; exit 2; }
 out=${1:-out/quickstart}
 steps=${STEPS:-560}

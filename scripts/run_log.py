@@ -46,6 +46,18 @@ def read_events(path):
         raise LogError(f"{path}: {error.strerror}; expected the directory that --out named") from None
 
 
+def of_one_run(path, events):
+    """The events of a log. A run that is resumed repeats some of its last steps, but none begins anew in the same log."""
+    last = 0
+    for event in events:
+        if event["event"] == "step":
+            step = number(event, "step", last)
+            if step == 0 < last:
+                raise LogError(f"{path}: after step {last + 1} it has the first step again: expected the log of one run")
+            last = step
+        yield event
+
+
 class Steps:
     """Steps in order, held by field, since a long run has hundreds of thousands. A number that is missing is held as
     NaN, in series() a gap of a line."""
@@ -104,7 +116,7 @@ class Steps:
 def read_run(directory):
     """The events of a run by kind: `steps` and `evals` in order, those that were repeated after a checkpoint
     was loaded once; all `views`; of other kinds the last event. Steps count from 1, as on the terminal."""
-    run = {"evals": {}, "views": []}
+    run, path = {"evals": {}, "views": []}, os.path.join(directory, "log.jsonl")
 
     def keep_others(events):
         """Yields steps, and keeps what is not one."""
@@ -122,7 +134,7 @@ def read_run(directory):
                 run["views"].append(event)
             else:
                 run[kind] = event
-    run["steps"] = Steps.of(keep_others(read_events(os.path.join(directory, "log.jsonl"))))
+    run["steps"] = Steps.of(keep_others(of_one_run(path, read_events(path))))
     run["evals"] = [run["evals"][step] for step in sorted(run["evals"])]
     return run
 

@@ -382,6 +382,13 @@ def test_a_network_that_loses_is_named(data, tmp_path):
     assert event["differences"] == ["over --link udp the network decides what else is lost"]
 
 
+def test_fewer_steps_than_are_done(data, good):
+    """Nothing is trained, which is no error where a finished run is started again, but is told."""
+    fewer = run(*settings(data, None, resume=good, steps=3, save_every=0, quiet=True))
+    assert "--steps 3: " in one_line(fewer, 0) and "has done 6 already, so no step is made" in fewer.stderr
+    assert not succeed(*settings(data, None, resume=good, steps=6, save_every=0)).stderr
+
+
 # ---- kept, and written while training goes on ----
 
 def test_the_newest_are_kept(data, tmp_path):

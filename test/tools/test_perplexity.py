@@ -122,6 +122,14 @@ def script(*arguments, **environment):
                           text=True, capture_output=True, timeout=TIMEOUT, check=False)
 
 
+@pytest.mark.parametrize("option", ["--seq=32", "--stride", "--model=other", "--val=other", "--quiet"])
+def test_an_option_that_the_script_sets(trained, option):
+    """The table would name another context than the one that is measured, or be empty."""
+    done = script(*trained, option, "64", CONTEXTS="64")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == f"perplexity.sh: {option}: expected MODEL, TEXT, CONTEXTS and STRIDE to say it\n"
+
+
 def test_a_model_for_shorter_contexts(trained):
     """Nothing is measured with contexts that are all too long for the model: that is no success."""
     done = script(*trained)

@@ -102,6 +102,8 @@ def test_a_short_run_has_points_to_draw(run_report, tmp_path):
 @pytest.mark.parametrize("text, complaint", [
     (None, "No such file or directory; expected the directory that --out named"),
     ('{"event":"run"}\n', "no step is finished yet"),
+    (2 * "".join(json.dumps({"event": "step", "step": i, "loss": 1}) + "\n" for i in (0, 1)),
+     "log.jsonl: after step 2 it has the first step again: expected the log of one run"),
     ("[1]\n", 'log.jsonl:1: expected a JSON object with "event"'),
     ("what is this\n", 'log.jsonl:1: expected a JSON object with "event"')])
 def test_no_run(tmp_path, text, complaint):

@@ -62,6 +62,7 @@ def test_dependencies_has_nothing_to_say_when_all_is_there():
 
 
 @pytest.mark.parametrize("command, code, said", [
+    (["env", "STEPS=1e3", "scripts/quickstart.sh"], 2, "quickstart.sh: STEPS is '1e3', expected a positive whole number"),
     (["scripts/dependencies.sh"], 2, "usage: scripts/dependencies.sh build|"),
     (["scripts/dependencies.sh", "nonsense"], 2, "usage: scripts/dependencies.sh build|"),
     (["data/train_tokenizer.sh", "absent.txt", "4096"], 1, "train_tokenizer.sh: cannot read the text 'absent.txt'"),
@@ -75,10 +76,15 @@ def test_a_mistake_is_answered_in_one_line(command, code, said):
     ("none", "none: No such file or directory; expected what --record-loss wrote"),
     ("text", "text, line 1: expected what --record-loss writes"),
     ("one worker", "no file has packets: expected what --record-loss writes of several workers"),
+    ("record record", "record, line 1: step 0 of this link comes again: expected each record once"),
+    ("record put_in_order", "put_in_order, line 2: expected what --record-loss writes"),
 ])
 def test_loss_trace_refuses_in_one_line(tmp_path, name, said):
     (tmp_path / "text").write_bytes(b"\xffno trace\n")
     (tmp_path / "one worker").write_bytes(b"# end\n")
-    done = subprocess.run([ROOT / "scripts" / "loss_trace.py", name], cwd=tmp_path, text=True,
+    (tmp_path / "record").write_text("# step 0, gradient, worker 1 to 0\n01\n# end\n")
+    (tmp_path / "put_in_order").write_text("# gradient, worker 1 to 0\n01\n")
+    names = name.split() if "record" in name else [name]
+    done = subprocess.run([ROOT / "scripts" / "loss_trace.py", *names], cwd=tmp_path, text=True,
                           capture_output=True, check=False)
     assert done.returncode == 1 and done.stderr == said + "\n"
