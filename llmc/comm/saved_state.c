@@ -465,8 +465,9 @@ static void show(const struct data_parallel *d, const char *directory, int step,
     json_t *line;
     if (d->world.rank > 0) return;
     if (step > d->options->steps)
-        log_error("--steps %d: '%s' has done %d already, so no step is made: expected more to go on",
-                  d->options->steps, directory, step);
+        log_error(
+            "--steps %d: '%s' has done %d already, so no step is made: expected more to go on",
+            d->options->steps, directory, step);
     if (d->options->quiet) return;
     printf("resumed from %s after %d steps%s\n", directory, step,
            json_array_size(differences) ? "; cannot be identical:" : ", bit for bit");
