@@ -129,6 +129,9 @@ int generate_text(const struct generate_model *model, const struct tokenizer *to
     struct generation g = {model, tokenizer, settings, NULL, NULL, 0, 0, 0, NULL, NULL};
     int failed = tokenizer_encode_prompt(tokenizer, settings->prompt, (size_t)settings->tokens,
                                          &g.tokens, &g.count);
+    if (!failed && g.count > (size_t)model->positions && *settings->prompt)
+        log_error("the prompt has %zu tokens, and the model takes %d: it goes on from the last %d",
+                  g.count, model->positions, (model->positions + 1) / 2);
     if (!failed) failed = tokenizer_stream_open(tokenizer, &g.stream);
     g.logits = calloc(V, sizeof *g.logits);
     g.scratch = calloc(V, sizeof *g.scratch);

@@ -23,11 +23,17 @@ static int compare_tokenizers(const struct dataloader *data, const char *option,
     return 0;
 }
 
-/* Says what data and model do not have in common. */
+/* Says what data and model do not have in common. A model's vocabulary may be padded. */
 static int compare_data(const struct options *o, const struct dataloader *train,
-                        const struct dataloader *val) {
+                        const struct dataloader *val, int vocabulary) {
     char model[FILE_PATH_BYTES];
     const int known = train ? dataloader_vocabulary(train) : 0;
+    const int made_with = train ? known : dataloader_vocabulary(val);
+    if (made_with && vocabulary - made_with > made_with / 4 && file_is_directory(o->model) &&
+        !o->resume && log_rank <= 0)
+        log_error("--%s was made with a vocabulary of %d, the model has %d: expected the same "
+                  "tokenizer, else the result says nothing",
+                  train ? "train" : "val", made_with, vocabulary);
     if (known && val && dataloader_vocabulary(val) && dataloader_vocabulary(val) != known &&
         log_rank <= 0)
         log_error("--val was made with a vocabulary of %d, --train with one of %d: expected the "
@@ -59,5 +65,5 @@ int run_data_open(const struct options *o, bool training, int workers, int lengt
                   "perplexity will be that "
                   "of text that the model has learnt",
                   shared);
-    return compare_data(o, *train, *val);
+    return compare_data(o, *train, *val, c->vocabulary);
 }

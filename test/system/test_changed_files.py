@@ -202,6 +202,8 @@ def test_tokenizers_that_differ_are_told(tmp_path):
     assert "vocabulary of 70, --train with one of 64" in said(*train, f"--val={tmp_path}/d.bin", "--vocab-size=80")
     evaluation = ["--eval", f"--model={tmp_path}/model"]
     assert said(*evaluation, f"--val={tmp_path}/a/data.bin") == ""
+    write_tokens(tmp_path / "e.bin", markov_tokens(600, 40, 5), 40)
+    assert "--val was made with a vocabulary of 40, the model has 64: expected" in said(*evaluation, f"--val={tmp_path}/e.bin")
     assert "the model's: if their ids stand for other text" in said(*evaluation, f"--val={tmp_path}/c/data.bin")
     assert "beside the files of --train, differs" in said(
         f"--model={tmp_path}/model", "--steps=1", f"--train={tmp_path}/c/data.bin", "--batch=1")

@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from program import BUILD, PROGRAM, events, read_log, run, succeed
+from program import BUILD, PROGRAM, events, one_line, read_log, run, succeed
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +60,7 @@ def test_generate_beyond_what_the_model_can_look_at(model):
     prompt = "The cat sat on the mat . " * 60
     done = succeed("--generate", prompt, "--model", model, "--tokens", 600)
     assert done.stdout.startswith(prompt) and len(done.stdout) > len(prompt) + 600
+    assert "tokens, and the model takes 512: it goes on from the last 256" in one_line(done, 0)
 
 
 def test_text_comes_while_it_is_made(model):
