@@ -44,7 +44,7 @@ usage() { sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 # ---- options --------------------------------------------------------------------------------
 ranks=1 most=3 meet='' hosts=() srun=''
 count() { # count OPTION VALUE
-    case $2 in '' | *[!0-9]*) fail "$1: expected a whole number, got '$2'" 2 ;; esac
+    case $2 in *[!0-9]* | 0?*) fail "$1: expected a whole number, got '$2'" 2 ;; esac
     [ "${#2}" -lt 6 ] || fail "$1: expected at most 99999, got '$2'" 2
 }
 while [ $# -gt 0 ]; do
@@ -53,7 +53,7 @@ while [ $# -gt 0 ]; do
     --) shift; break ;;
     --srun) srun=yes; shift ;;
     -n | --max-restarts | --meet | --hosts)
-        [ $# -gt 1 ] || fail "$1: expected a value" 2
+        [ -n "${2-}" ] || fail "$1: expected a value" 2
         case $1 in
         -n) count "$1" "$2"; ranks=$2 ;;
         --max-restarts) count "$1" "$2"; most=$2 ;;

@@ -82,7 +82,7 @@ while [ $# -gt 0 ]; do
     case $1 in
     --loss | --from | --corpus | --data | --tokenizer | --files | --out | --ranks | --group | --steps | \
         --link | --interface | --hosts)
-        [ $# -gt 1 ] || fail "$1: expected a value after it (see --help)" 2
+        [ "${2-}" ] || fail "$1: expected a value after it (see --help)" 2
         printf -v "${1#--}" %s "$2"
         shift 2
         ;;
@@ -118,9 +118,10 @@ if [ "$rehearse" ]; then
     data=${data:-$out/data}
     link=${link:-udp}
     text=$data/held-out.txt
+    steps=${steps:-20}
     export CONTEXTS=${CONTEXTS:-64} STRIDE=${STRIDE:-32} TRAIN_LLAMA2=$train_llama2
     model=(--model "${from:-260K}" --device cpu --wire-dtype bf16 --threads 1 --batch 1 --seq 64
-        --micro-batches 2 --steps "${steps:-20}" --lr 2e-3 --warmup 4 --save-every 8 --eval-every 10
+        --micro-batches 2 --steps "$steps" --lr 2e-3 --warmup 4 --save-every 8 --eval-every 10
         --eval-sequences 64 --peer-timeout 60)
     evaluation=(--threads 1)
 else
@@ -128,12 +129,13 @@ else
     data=${data:-data/$corpus}
     link=${link:-auto}
     text=- # WikiText-2's test text
+    steps=${steps:-2400}
     # Llama 2 (Touvron et al. 2023), section 2.2, with a shorter warm-up, since the run is shorter. A run
     # that starts from Llama-2's weights has a tenth of the learning rate.
     rate=(--lr 3e-4 --warmup 200)
     [ -z "$from" ] || rate=(--lr 3e-5 --warmup 100)
     model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16
-        --batch 2 --seq 4096 --micro-batches 8 --steps "${steps:-2400}" "${rate[@]}" --beta1 0.9 --beta2 0.95
+        --batch 2 --seq 4096 --micro-batches 8 --steps "$steps" "${rate[@]}" --beta1 0.9 --beta2 0.95
         --adam-eps 1e-5 --weight-decay 0.1 --clip 1 --save-every 200 --keep 2 --eval-every 200
         --eval-sequences 256)
     evaluation=(--device cuda --dtype bf16)
@@ -262,7 +264,7 @@ if [ "$preflight" ]; then
  sbatch --exclude=NODE), or go on all the same with --no-preflight"
     fi
 fi
-if [ "$(ended)" != complete ]; then
+if [ "$(ended)" != complete ] || [ ! -d "$out/checkpoint-$(printf %08d "$steps")" ]; then # it may get more steps
     say "Training"
     await "${launcher[@]}" "$train_llama2" --resume auto "${run[@]}"
     status=$?

@@ -238,6 +238,7 @@ def test_a_laptop_is_told_what_is_missing(tmp_path):
 @pytest.mark.parametrize("arguments, text", [
     (["--los", "0.1"], "--los: unknown option"),
     (["--loss"], "--loss: expected a value"),
+    (["--steps", ""], "--steps: expected a value"),
     (["--loss", "ten"], "--loss: expected a number from 0 to 1, got 'ten'"),
     (["--ranks", "0"], "--ranks: expected a whole number, got '0'"),
     (["--corpus", "books"], "--corpus: expected c4 or fineweb, got 'books'"),
@@ -431,6 +432,14 @@ def test_a_finished_run_is_only_evaluated_again(rehearsal):
     assert done.returncode == 0, done.stderr
     assert "== Training" not in done.stdout
     assert done.stdout.split("== Perplexity")[1] == first.stdout.split("== Perplexity")[1]
+
+
+def test_a_finished_run_gets_more_steps(rehearsal, tmp_path):
+    folder, _ = rehearsal
+    shutil.copytree(folder / "out", tmp_path / "out")
+    done = rehearse(folder, tmp_path / "out", "--no-preflight", "--steps", 14)
+    assert done.returncode == 0 and "== Training" in done.stdout, done.stderr
+    assert (tmp_path / "out" / "checkpoint-00000014").is_dir()
 
 
 def test_the_same_over_mpi(rehearsal, tmp_path):
