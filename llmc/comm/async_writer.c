@@ -10,8 +10,9 @@
  */
 #include "llmc/comm/async_writer.h"
 
+#include <dirent.h>
 #include <errno.h>
-#include <glob.h>
+#include <fnmatch.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -328,12 +329,13 @@ int async_writer_save(struct async_writer *s, const struct resume_point *at) {
 
 /* Removes the incomplete checkpoints of killed runs. */
 static void remove_partial(const char *out) {
-    char pattern[FILE_PATH_BYTES];
-    glob_t found;
-    if (file_join(pattern, out, "checkpoint-[0-9]*.partial")) return;
-    if (glob(pattern, 0, NULL, &found) == 0)
-        for (size_t i = 0; i < found.gl_pathc; i++) hf_model_remove(found.gl_pathv[i]);
-    globfree(&found);
+    char path[FILE_PATH_BYTES];
+    DIR *directory = opendir(out);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (!fnmatch("checkpoint-[0-9]*.partial", entry->d_name, 0) &&
+            !file_join(path, out, entry->d_name))
+            hf_model_remove(path);
+    if (directory) closedir(directory);
 }
 
 static bool is_same(const char *a, const char *b) {

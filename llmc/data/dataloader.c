@@ -223,8 +223,13 @@ static int check_length(const struct dataloader *loader, const char *pattern,
                      use == DATALOADER_TRAIN ? " or a smaller --seq" : "");
 }
 
+/* The name of a file that exists is no pattern, as in a folder "run[1]". */
 static int find_files(const char *pattern, glob_t *matches) {
-    if (glob(pattern, GLOB_NOCHECK, NULL, matches) == 0) return 0;
+    char name[2 * FILE_PATH_BYTES] = "", *to = name;
+    const bool exists = !access(pattern, F_OK);
+    for (const char *from = pattern; exists && *from; from++) *to++ = '\\', *to++ = *from;
+    *to = '\0';
+    if (glob(exists ? name : pattern, GLOB_NOCHECK, NULL, matches) == 0) return 0;
     return log_error("cannot look for files '%s': out of memory or unreadable directory", pattern);
 }
 

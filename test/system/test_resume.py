@@ -667,6 +667,17 @@ def test_auto_looks_for_a_whole_one(data, good, tmp_path):
     assert done.returncode == 1 and "no checkpoint under" in done.stderr
 
 
+def test_names_with_brackets_are_no_patterns(data, good, tmp_path):
+    """Neither the data nor the unfinished checkpoint of the run "a1" belong to the run "a[1]"."""
+    for name in "a1", "a[1]":
+        shutil.copytree(good, tmp_path / name / "checkpoint-00000018.partial")
+    shutil.copy(data / "train.bin", tmp_path / "a[1]" / "t.bin")
+    (tmp_path / "a1" / "t.bin").write_bytes(b"no token file")
+    succeed(*settings(data, tmp_path / "a[1]", train=tmp_path / "a[1]" / "t.bin", steps=1, save_every=0))
+    assert checkpoints(tmp_path / "a[1]") == [1] and (tmp_path / "a1" / "checkpoint-00000018.partial").exists()
+    assert not list((tmp_path / "a[1]").glob("*.partial"))
+
+
 def edit(folder, **changes):
     path = folder / "trainer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
