@@ -39,8 +39,7 @@ int preflight_choose(const struct options *o, const struct lossynet_world *world
     struct backend_choice choice;
     const struct lossynet_world planned = comm_planned_world(o, world);
     const int workers = o->net.workers ? o->net.workers : planned.ranks;
-    if (config_of_model(o->model, &c) ||
-        config_complete(o->model, o->vocabulary ? o->vocabulary : VALIDATE_VOCABULARY, 0, &c) ||
+    if (config_of_model(o->model, &c) || config_complete(o->model, validate_vocabulary(o), 0, &c) ||
         comm_layout(o, &c, workers, &layout))
         return -1;
     struct memory_plan_settings run =

@@ -13,6 +13,7 @@
 #include "llmc/cli/generate.h"
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/comm/common_facts.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/checkpoint/earlier_run.h"
 #include "llmc/options/options_table.h"
 #include "llmc/model/config.h"
@@ -24,6 +25,16 @@
 
 int validate_sequence_length(const struct options *o, int positions) {
     return o->seq ? o->seq : positions < 1024 ? positions : 1024;
+}
+
+int validate_vocabulary(const struct options *o) {
+    char text[DATALOADER_DESCRIPTION];
+    int found = o->vocabulary;
+    const bool muted = log_muted;
+    log_muted = true;
+    if (!found && o->train) dataloader_describe(o->train, text, &found);
+    log_muted = muted;
+    return found ? found : VALIDATE_VOCABULARY;
 }
 
 int validate_answer(const struct options *o, const char *revision) {

@@ -26,6 +26,10 @@ int validate_options(const struct options *options, int ranks);
 /* Of a preset, where neither options nor data say it. */
 enum { VALIDATE_VOCABULARY = 32000 };
 
+/* The vocabulary of a preset in a plan, which needs no data: the option's, or else that of --train if its
+ * files are here, or VALIDATE_VOCABULARY. */
+int validate_vocabulary(const struct options *options);
+
 /* The number of tokens of a sequence, for a model with a context of `positions` tokens. */
 int validate_sequence_length(const struct options *options, int positions);
 

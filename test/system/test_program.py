@@ -607,6 +607,12 @@ def test_dry_run_says_for_what_it_plans():
         assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
+def test_dry_run_takes_the_vocabulary_of_the_data(data):
+    """As the run will. Without the data here, a preset has Llama-2's."""
+    for option, vocabulary in (f"--train={data}/train.bin", VOCABULARY), ("--train=none.bin", 32000):
+        assert f"width 64, vocabulary {vocabulary}\n" in succeed("--dry-run", "--model=260K", option).stdout
+
+
 def test_dry_run_of_the_most_workers():
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     succeed("--dry-run", "--model=260K", "--workers=65534")
