@@ -1,4 +1,5 @@
 """More of what scripts do, by what PyTorch offers: the rest of the table of torch_door.py (torch_habits.py)."""
+import contextlib
 import copy
 import io
 import os
@@ -657,10 +658,38 @@ def compiled_with_backward(model, _inner, optimizer, rank):
         optimizer.step()
 
 
+class Cached(nn.Module):
+    """A buffer as long as the longest batch so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("cache", torch.ones(2), persistent=False)
+
+    def forward(self, x):
+        if len(x) > len(self.cache):
+            self.register_buffer("cache", torch.linspace(1, 2, len(x)), persistent=False)
+        return self.inner(x) * self.cache[:len(x), None]
+
+
+def cached(apart, passes=1):
+    def case(make, rank):
+        inner = Cached()
+        model, optimizer = make(inner, SGD, lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            batches = [batch(step, rank, 4 + 2 * step + part + apart * rank) for part in range(passes)]
+            sum(((model(x) - y) ** 2).mean() for x, y in batches).backward()
+            optimizer.step()
+        return result(inner)
+    return case
+
+
 # ---- parameters that a rank alone uses
 
-def by_rank(passes=1, clip=False, none=True):
-    """Each rank another expert, in so many passes of a step. none: what zero_grad() leaves."""
+def by_rank(passes=1, clip=False, none=True, apart=False):
+    """Each rank another expert, in so many passes of a step. none: what zero_grad() leaves. apart: all passes but the
+    last are within no_sync()."""
     def case(make, rank):
         inner = Parts()
         model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.5)
@@ -669,13 +698,32 @@ def by_rank(passes=1, clip=False, none=True):
             optimizer.zero_grad(set_to_none=none)
             for part in range(passes):
                 inner.chosen = (step // 2 + rank + part // 2) % 2
-                loss_of(model, passes * step + part, rank).backward()
+                no_sync = (optimizer if make.ours else model).no_sync
+                with no_sync() if apart and part < passes - 1 else contextlib.nullcontext():
+                    loss_of(model, passes * step + part, rank).backward()
             if clip:
                 norms.append(sum(p.grad.norm() ** 2 for p in inner.parameters() if p.grad is not None))
                 nn.utils.clip_grad_norm_(inner.parameters(), 0.05)
             optimizer.step()
         return {**result(inner), "norms": torch.tensor([1.0, *norms])}
     return case
+
+
+def by_rank_dropped(make, rank):
+    """Some passes are dropped, the first ones while gradients of the parameters leave early."""
+    inner = Parts()
+    model, optimizer = make(inner, ADAMW, lr=1e-2, weight_decay=0.1)
+    for step in range(12):
+        for part in range(1 + (step > 5)):
+            inner.chosen = ((step + part) // 2 + rank) % 2
+            loss_of(model, 2 * step + part, rank).backward()
+            if step > 8 and part == 0:
+                inner.zero_grad(set_to_none=step != 9)
+        if step % 3 != 1:
+            nn.utils.clip_grad_norm_(inner.parameters(), 0.05)
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    return result(inner)
 
 
 # ---- what is given
@@ -1058,9 +1106,11 @@ TABLE = {
     "jit.script": reads(affine), "read unseen": refused(lambda make, rank: reads(affine_unseen)(make, rank)),
     "jit.script, p.grad": with_net()(lambda model, inner, optimizer, rank: loop(
         model, optimizer, rank, between=lambda _: [halve(p.grad) for p in inner.parameters()])),
-    "compiled with backward": compiled_with_backward,
+    "compiled with backward": compiled_with_backward, "cache": cached(0), "cache of ranks": refused(cached(1)),
+    "cache of ranks, passes": refused(cached(1, 2)),
     "by rank, clipped": by_rank(clip=True), "by rank, zeroed": by_rank(none=False), "by rank, passes": by_rank(3),
-    "by rank, all": by_rank(3, True, False), "without loss": without_loss, "clip later": clip_later,
+    "by rank, all": by_rank(3, True, False), "by rank, no_sync": by_rank(3, True, True, True),
+    "by rank, dropped": by_rank_dropped, "without loss": without_loss, "clip later": clip_later,
     "frozen": given(net().requires_grad_(False), SGD), "an optimizer": given(net(), SGD(net().parameters())),
     "of an optimizer": given(SGD(net().parameters()), SGD), "a model twice": given(model=net()),
     "clip a string": given(clip="1.0"), "clip negative": given(clip=-1), "clip not a number": given(clip=True),

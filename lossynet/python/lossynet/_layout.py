@@ -30,6 +30,13 @@ class Entry:
         """Whether p.grad is what this rank adds to the average: what backward() has left, or what was there before."""
         return self.parameter.grad is self.sent or hasattr(self.parameter.grad, "own")
 
+    def go_on(self) -> None:
+        """To the average of all ranks, or to none, backward() adds at some rank."""
+        if self.parameter.grad is None:
+            self.sent = None
+        else:
+            self.parameter.grad.own = True
+
     def check(self) -> None:
         """Raises RuntimeError if the script has converted the parameter."""
         now = self.parameter

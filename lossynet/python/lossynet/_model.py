@@ -293,6 +293,9 @@ class Others:
         """Whether a buffer has changed since the start."""
         return self.moving or any(self._sum([module]) != start for module, start in self.covered.items())
 
+    def elements(self) -> int:
+        return sum(b.numel() for b in _buffers(self.covered))
+
     def show(self, modules: Iterable[torch.nn.Module]) -> None:
         """Buffers of modules become those that rank 0 has sent."""
         for module in modules if self._arrived else ():

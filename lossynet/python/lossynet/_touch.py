@@ -41,12 +41,22 @@ def _name(function: Any) -> str:
     return _name_of_property(function) if name in ("__get__", "__set__", "__delete__") else name
 
 
-def _drops() -> bool:
-    """Whether it is a zero_grad(), for which the gradients of other ranks are of no interest, that asks."""
+def _is_asked(owner: Any, parameter: Any, gradient: Any) -> bool:
+    """A script asks for p.grad. After backward() others may have one where there is none, or this rank's alone: True,
+    and p.grad is the average of all. Not for a zero_grad(), which begins anew."""
+    if owner._unsent is not False or owner._averaged or torch._C._current_graph_task_id() >= 0 or owner._is_forked():
+        return False
     frame, depth = sys._getframe(2), 0
     while frame and depth < 5 and frame.f_code.co_name != "zero_grad":
         frame, depth = frame.f_back, depth + 1
-    return frame is not None and depth < 5
+    if frame and depth < 5 and owner._begun:
+        owner._dropped = True
+    elif frame and depth < 5:
+        owner._of[id(parameter)].sent = None
+    elif gradient is None or hasattr(gradient, "own"):
+        owner._average()
+        return True
+    return False
 
 
 def _plainly(function: Any, args: Any, kwargs: Any) -> Any:
@@ -64,9 +74,7 @@ class Watched:
         name = _name(function)
         if name in _FACTS:
             found = _plainly(function, args, kwargs)
-            if name == "grad" and (found is None or hasattr(found, "own")) and not _drops():
-                if id(args[0]) in OWNERS:
-                    OWNERS[id(args[0])]._look_for_gradient()
+            if name == "grad" and id(args[0]) in OWNERS and _is_asked(OWNERS[id(args[0])], args[0], found):
                 found = _plainly(function, args, kwargs)
             return found
         for tensor in pytree.tree_leaves((args, kwargs)):
@@ -137,7 +145,7 @@ torch.jit.ScriptFunction.__call__ = _called
 
 def _zeros(gradient: Sent) -> torch.Tensor:
     gradient.parameter.grad = zeros = torch.zeros_like(gradient)
-    if gradient.spent:
+    if not getattr(OWNERS.get(id(gradient.parameter)), "_begun", True):
         zeros.own = True  # before backward(), as by zero_grad(set_to_none=False)
     return zeros
 

@@ -68,7 +68,9 @@ _APART = (  # what a script has changed, and not alike on all ranks
     "where a schedule follows a loss, its mean: optimizer.comm.all_gather(numpy.array([loss])).mean()",
     "buffers of rank {} were written, and not as on rank 0, since the last step(): expected the same on all ranks, and "
     "model.eval() before forward passes without gradients",
-    "optimizer.state was written on rank {}, or on other ranks and not there: expected the same on all ranks")
+    "optimizer.state was written on rank {}, or on other ranks and not there: expected the same on all ranks",
+    "buffers of rank {} have another size than those of rank 0: expected the same on all ranks, such as a cache for "
+    "the longest sequence")
 
 
 class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
@@ -127,6 +129,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         self.optimizer = self._optimizer_of_shards(optimizer_class, keywords, whole)
         self.steps, self._step_begun = 0, -1  # that were made; the last that the library has begun
         self._begun = self._broadcasting = False  # a gradient phase; a parameter phase
+        self._dropped = False  # the script has begun anew with zero_grad() while gradients were on their way
         self._averaged, self._unsent = False, None  # gradients are the average of all ranks; the last of this step, if
         # one came, came within no_sync()
         self._events: dict[int, torch.cuda.Event] = {}  # of buckets: the copy from a GPU is complete
@@ -256,7 +259,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if self._sending and entry.seen != self.steps:
             raise RuntimeError(f"lossynet: {entry.words} was read while it was still arriving, by code in C++, or "
                                "before step(): expected ShardedOptimizer(..., overlap=False)")
-        if entry.final:
+        if entry.final or self._dropped:
             logging.getLogger("lossynet").info("lossynet: another backward() before step(): from now on gradients "
                                                "leave in step(); optimizer.no_sync() around all but the last is faster")
             self._average()
@@ -277,9 +280,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         entry.check()
         if getattr(came, "spent", False):
             return  # that of an earlier step, to which backward() has added: step() refuses
-        for each in self._entries if self._averaged else ():  # an average to which backward() adds, if here or not
-            if each.parameter.grad is not None:
-                each.parameter.grad.own = True
+        for each in self._entries if self._averaged else ():
+            each.go_on()
         self._averaged, self._unsent = False, not self._sync
         entry.final = self._sync and not self._late
         if entry.final and not self._begun:
@@ -292,6 +294,8 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             _touch.sent(came, parameter, self._touched)
         if self._sync and not isinstance(parameter.grad, _touch.Sent):
             parameter.grad = _touch.sent(parameter.grad, parameter, self._touched)
+        elif not self._sync:
+            parameter.grad.own = True  # it is not that of all ranks once a pass outside no_sync() has ended
         entry.sent = parameter.grad
         if entry.final:
             self._send(wait=False)
@@ -311,12 +315,6 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             raise RuntimeError("lossynet: what p.grad was before backward(), zero_grad() or step() is used: expected "
                                "p.grad, or its clone(), and optimizer.zero_grad() between step() and backward()")
         return parameter.grad
-
-    def _look_for_gradient(self) -> None:
-        """A script sees that p.grad is None after backward(), where other ranks may have a gradient."""
-        if self._unsent is False and not self._averaged and torch._C._current_graph_task_id() < 0 \
-                and not self._is_forked():
-            self._average()
 
     @torch.no_grad()
     def _collect(self, entry: Entry) -> None:
@@ -458,7 +456,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
                       torch.zeros_like(entry.value) if entry.parameter.grad is None else entry.parameter.grad)
                      for entry in self._entries] if written else []
         given = np.float64([squares, self._others.passes, _model.total(gradients), zlib.crc32(repr(numbers).encode()),
-                            self._others.seen, self._state_written()]).view(np.uint8)
+                            self._others.seen, self._state_written(), self._others.elements()]).view(np.uint8)
         every = function(np.concatenate([given, bits]))
         squares, passes, totals, *checks = every[:, :len(given)].copy().view(np.float64).T
         checks[1][passes != passes[0]] = np.nan  # nothing to say
@@ -499,6 +497,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             entry.final = False
         if said.looking:
             self._share_gradients(said.used)
+        self._dropped = False
         return said
 
     def _average(self) -> None:
@@ -514,7 +513,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
         if self._not_finite and not self._not_finite.phase:
             fresh[self._not_finite.element] = self._not_finite.value  # its owner has not received it
         for entry in itertools.compress(self._entries, used):
-            if entry.is_own():  # the script has not replaced or dropped it
+            if entry.is_own() and not (self._dropped and entry.parameter.grad is None):  # not replaced by the script
                 gradient = fresh[entry.place].view(entry.parameter.shape)
                 entry.parameter.grad = gradient.to(entry.device, entry.dtype, copy=True)
         self._averaged = True
@@ -646,7 +645,7 @@ class ShardedOptimizer(_state.Saved, torch.optim.Optimizer):
             if self._begun:
                 self._average()
                 self._late = True
-            self.comm.agree(f"a forward pass of step {self.steps}")
+            self.comm.agree(f"a forward pass of step {self.steps}, buffers of {self._others.elements()} elements")
             self._others.send(self.comm)
             self._others.show(root.modules)
         if trains and not again:
