@@ -168,10 +168,11 @@ def test_example_with_numpy(package):
     ("wire_dtype='fp8'", "wire-dtype: expected one of float32 bf16 int8 int6 int4 auto, got 'fp8'"),
     ("rank=3, ranks=2", "rank 3 of 2, 60 s: expected 0 <= rank < ranks"),
     ("rank='3', ranks='2'", "rank 3 of 2, 60 s: expected 0 <= rank < ranks"),
-    ("rank=0.5", "rank=0.5: expected a whole number"), ("timeout='60'", "timeout='60': expected a number from 0 on"),
+    ("rank=0.5", "rank=0.5: expected a whole number"), ("elements=[9, -1]", "elements=-1: expected a whole number"),
+    ("timeout='60'", "timeout='60': expected a number from 0 on"),
 ])
 def test_wrong_use(package, given, expected):
-    (only,) = start(package, f"import lossynet; lossynet.Comm(10, {given})", 1)
+    (only,) = start(package, f"import lossynet; lossynet.Comm({'' if 'elements' in given else '10, '}{given})", 1)
     errors = only.communicate(timeout=TIMEOUT)[1]
     assert only.returncode == 1 and expected in errors.splitlines()[-1]
 

@@ -82,9 +82,12 @@ def number(name: str, given: Any) -> float:
 
 def _whole(name: str, given: Any) -> int:
     try:
-        return int(given) if isinstance(given, str) else operator.index(given)
+        value = int(given) if isinstance(given, str) else operator.index(given)
     except (TypeError, ValueError):
-        raise ValueError(f"lossynet: {name}={given!r}: expected a whole number") from None
+        value = -1
+    if value < 0:
+        raise ValueError(f"lossynet: {name}={given!r}: expected a whole number from 0 on")
+    return value
 
 
 def is_lossy(rate: object) -> bool:
@@ -154,7 +157,7 @@ class Comm:
                  address: str | None = None, timeout: float = 60, rule: Rule | None = None,
                  tensors: dict[str, slice] | None = None, shards: Sequence[Sequence[int]] | None = None,
                  check: Callable[..., None] | None = None, **given: Any):
-        self.buckets = [operator.index(each) for each in (elements if np.ndim(elements) else [elements])]
+        self.buckets = [_whole("elements", each) for each in (elements if np.ndim(elements) else [elements])]
         self.elements = sum(self.buckets)
         place, world, self.process = Place.of(rank, ranks, address), World(), os.getpid()
         call("rendezvous_open", place.address.encode(), place.rank, place.ranks, number("timeout", timeout), world)
