@@ -29,7 +29,8 @@ def read(paths):
                 if title:
                     link, step = (title[2], int(title[3]), int(title[4])), int(title[1])
                     if step <= last.get(link, -1):
-                        sys.exit(f"{path}, line {number}: step {step} of this link comes again: expected each record once")
+                        sys.exit(f"{path}, line {number}: step {step} of this link comes after step {last[link]}: "
+                                 "expected each record once, in order of steps")
                     last[link] = step
                 elif not line.startswith("#"):
                     if link is None or line.strip("01\n"):

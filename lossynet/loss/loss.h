@@ -104,6 +104,10 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss);
 
 /* ---- traces of what arrived, for the loss model trace:FILE (loss_trace.c) ---- */
 
+/* Opens a trace or a record for reading. A pipe, which would have us wait and can be read only once, is
+ * refused with ESPIPE. NULL: errno says why. */
+FILE *ln_loss_file(const char *path);
+
 /* Opens `path` for writing; with several ranks path.RANK. On failure it logs one line, and *out is
  * NULL. */
 lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world *world,

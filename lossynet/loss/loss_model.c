@@ -242,9 +242,10 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
 static lossynet_status trace_read(struct ln_loss *loss, const char *path, char *why,
                                   size_t why_size) {
     lossynet_status status = LOSSYNET_FILE;
-    FILE *file = fopen(path, "r");
+    FILE *file = ln_loss_file(path);
     if (!file) {
-        snprintf(why, why_size, "loss trace %s: %s", path, strerror(errno));
+        snprintf(why, why_size, "loss trace %s: %s", path,
+                 errno == ESPIPE ? "a pipe or device: expected a regular file" : strerror(errno));
         return status;
     }
     size_t room = 0;

@@ -254,7 +254,7 @@ lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t step
     for (int rank = -1; !status; rank++) {
         char name[4096];
         snprintf(name, sizeof name, rank < 0 ? "%s" : "%s.%d", path, rank);
-        FILE *file = fopen(name, "r");
+        FILE *file = ln_loss_file(name);
         if (!file && rank < 0) continue;
         if (!file) break;
         status = read_file(r, file, name, why, why_size);

@@ -29,11 +29,17 @@
 
 enum { LINE = 4096 };
 
+FILE *ln_loss_file(const char *path) {
+    struct stat status;
+    if (stat(path, &status) || S_ISREG(status.st_mode)) return fopen(path, "r");
+    errno = S_ISDIR(status.st_mode) ? EISDIR : ESPIPE;
+    return NULL;
+}
+
 /* Returns whether a file may be written anew: it has nothing in it, or an earlier trace, or is a pipe. */
 static bool is_free(const char *path) {
     char begin[7] = "";
-    struct stat status;
-    FILE *file = !stat(path, &status) && S_ISREG(status.st_mode) ? fopen(path, "r") : NULL;
+    FILE *file = ln_loss_file(path);
     const size_t got = file ? fread(begin, 1, sizeof begin - 1, file) : 0;
     if (file) fclose(file);
     return got == 0 || !strcmp(begin, "# step") || !strncmp(begin, LOSSYNET_TRACE_END, 5);

@@ -51,6 +51,8 @@ pytestmark = [pytest.mark.spread, pytest.mark.takes(40)]
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),
     (["--loss-model", "trace:/no/such/file"], "/no/such/file"),
+    (["--loss-model", "trace:/dev/zero"], "loss trace /dev/zero: a pipe or device: expected a regular file"),
+    (["--loss-model", "replay:/dev/zero"], "replay /dev/zero: expected this file, or FILE.0"),
     (["--loss-model", "outage:0"], "--loss-model: loss model outage:0: the mean run length"),
     (["--loss-at", "bad"], "--loss-at: 'bad': expected WORKER=RATE or SENDER-RECEIVER=RATE"),
     *((["--loss-at", text, "--workers", "8"], f"--loss-at: '{text}': expected WORKER=RATE or SENDER-RECEIVER=RATE")

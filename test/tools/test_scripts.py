@@ -76,7 +76,7 @@ def test_a_mistake_is_answered_in_one_line(command, code, said):
     ("none", "none: No such file or directory; expected what --record-loss wrote"),
     ("text", "text, line 1: expected what --record-loss writes"),
     ("one worker", "no file has packets: expected what --record-loss writes of several workers"),
-    ("record record", "record, line 1: step 0 of this link comes again: expected each record once"),
+    ("record record", "record, line 1: step 0 of this link comes after step 0: expected each record once, in order of steps"),
     ("record put_in_order", "put_in_order, line 2: expected what --record-loss writes"),
 ])
 def test_loss_trace_refuses_in_one_line(tmp_path, name, said):
