@@ -155,7 +155,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
         ln_acknowledge_open_later(comm, comm->stats.aside.room * (size_t)comm->workers.local);
     if (comm->resources.pool.out_of_memory) return LOSSYNET_NO_MEMORY;
     if (!settings->record_loss || comm->resources.pool.measuring) return LOSSYNET_OK;
-    return ln_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
+    return ln_loss_trace_open(settings->record_loss, settings->loss.model, &comm->world,
+                              &comm->arrivals.trace);
 }
 
 /* A hash of settings that must be the same on all ranks, so that their masks agree. */

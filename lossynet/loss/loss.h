@@ -108,10 +108,10 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss);
  * refused with ESPIPE. NULL: errno says why. */
 FILE *ln_loss_file(const char *path);
 
-/* Opens `path` for writing; with several ranks path.RANK. On failure it logs one line, and *out is
- * NULL. */
-lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world *world,
-                                   FILE **out);
+/* Opens `path` for writing; with several ranks path.RANK. It is no file that the loss model reads. On
+ * failure it logs one line, and *out is NULL. */
+lossynet_status ln_loss_trace_open(const char *path, const char *model,
+                                   const struct lossynet_world *world, FILE **out);
 /* Writes which of a link's n packets arrived in a phase. */
 void ln_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender, int receiver,
                         const uint8_t *arrived, size_t n);

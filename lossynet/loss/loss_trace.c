@@ -45,8 +45,16 @@ static bool is_free(const char *path) {
     return got == 0 || !strcmp(begin, "# step") || !strncmp(begin, LOSSYNET_TRACE_END, 5);
 }
 
-lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world *world,
-                                   FILE **out) {
+/* Whether a loss model NAME:FILE reads this file. */
+static bool is_read(const char *model, const char *path) {
+    struct stat a, b;
+    const char *colon = model ? strchr(model, ':') : NULL;
+    return colon && !stat(colon + 1, &a) && !stat(path, &b) && a.st_ino == b.st_ino &&
+           a.st_dev == b.st_dev;
+}
+
+lossynet_status ln_loss_trace_open(const char *path, const char *model,
+                                   const struct lossynet_world *world, FILE **out) {
     char own[4096];
     const char *format = world->ranks > 1 ? "%s.%d" : "%s";
     *out = NULL;
@@ -57,6 +65,10 @@ lossynet_status ln_loss_trace_open(const char *path, const struct lossynet_world
                        "the file for the loss trace, %s, has something else in it: "
                        "expected a new file, or an earlier trace",
                        own);
+    if (is_read(model, own))
+        return ln_fail(
+            LOSSYNET_FILE,
+            "the file for the loss trace, %s, is that of the loss model: expected another", own);
     *out = fopen(own, "w");
     if (*out) return LOSSYNET_OK;
     return ln_fail(LOSSYNET_FILE, "cannot write the loss trace %s: %s", own, strerror(errno));

@@ -138,6 +138,15 @@ def test_trace_that_cannot_be_written(data, tmp_path):
     assert (data / "train.bin").read_bytes() == tokens
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_trace_over_the_one_that_is_read(data, tmp_path, ranks):
+    name = tmp_path / f"t{'.0' if ranks else ''}"
+    name.write_text("# step 0, gradient, worker 0 to 1\n0001\n")
+    done = run(*settings(data, tmp_path, loss_rate=1, loss_model=f"trace:{name}", record_loss=tmp_path / "t"), ranks=ranks)
+    assert done.returncode == 1 and f"{name}, is that of the loss model: expected another" in done.stderr
+    assert name.read_text().endswith("\n0001\n")
+
+
 def test_trace_into_a_pipe(data, tmp_path):
     """As with --record-loss >(gzip > FILE): nobody waits for what a pipe has in it."""
     said = succeed(*settings(data, tmp_path, steps=1), "--record-loss=/dev/stdout", "--quiet").stdout
