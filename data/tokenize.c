@@ -386,8 +386,9 @@ static int finish(struct job *job) {
 static int refuse_input(const struct job *job, const char *output) {
     struct stat out, in;
     if (!output || stat(output, &out)) return 0;
-    for (size_t i = 0; i < job->inputs.count; i++) {
-        const char *input = job->inputs.list[i].path;
+    for (size_t i = 0; i <= job->inputs.count; i++) {
+        const char *input =
+            i < job->inputs.count ? job->inputs.list[i].path : job->settings->tokenizer;
         if (stat(input, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
             return log_error("'%s' is read as input: expected another name for the token file",
                              input);

@@ -227,7 +227,7 @@ def tokenize(arguments):
         if (path.parent / "tokenizer.model").exists():
             raise Failure(f"{path.parent} has a tokenizer.model, which the trainer would take for these files: "
                           "expected another folder")
-        if any(name != "-" and path.exists() and path.samefile(name) for name in arguments.input):
+        if any(name != "-" and path.exists() and path.samefile(name) for name in (*arguments.input, arguments.tokenizer)):
             raise Failure(f"{path} is read as input: expected another name for the token file")
         if path.exists() and not path.is_file():
             raise Failure(f"{path} is no regular file: expected a name for the token file")

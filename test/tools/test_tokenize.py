@@ -4,6 +4,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import struct
 import subprocess
 
@@ -211,6 +212,7 @@ def test_inputs_that_are_refused(model, tmp_path, folder, said):
 @pytest.mark.parametrize("names, said", [
     (["--train", "text"], "'text' is read as input: expected another name"),
     (["--train", "x.bin", "--val", "link"], "'text' is read as input: expected another name"),
+    (["--train", "t.model", "--tokenizer", "t.model"], "'t.model' is read as input: expected another name"),
     (["--train", "pipe"], "'pipe' is no regular file"),
     (["--train", "x.bin", "--val", "./x.bin"], "--train 'x.bin' and --val './x.bin' name the same file"),
     (["--train", "x.bin", "--val", "/dev/null"], "'/dev/null' is no regular file"),
@@ -219,6 +221,7 @@ def test_outputs_take_no_other_things_place(model, tmp_path, names, said):
     text = random_document(1, 2000)
     write(tmp_path / "text", text)
     (tmp_path / "link").symlink_to("text")
+    shutil.copy(model, tmp_path / "t.model")
     os.mkfifo(tmp_path / "pipe")
     before = sorted(tmp_path.iterdir())
     assert said in tokenize(model, *names, "text", cwd=tmp_path, expect=1)

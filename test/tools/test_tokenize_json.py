@@ -131,6 +131,7 @@ def test_validation_shards_and_standard_input(environment, tmp_path):
     ({"--tokenizer": "plain.json"}, 1, "puts no token before a text: expected --bos TOKEN"),
     ({"--bos": "<s>"}, 1, "has no token '<s>'"),
     ({"--train": "text"}, 1, "is read as input"),
+    ({"--train": "tokenizer.json"}, 1, "is read as input"),
     ({"--train": "pipe"}, 1, "pipe is no regular file"),
     ({"--train": "with/t.bin"}, 1, "with has a tokenizer.model, which the trainer would take"),
     ({"--val": "v.bin", "--val-fraction": "0.3"}, 1, "v.bin would have 0 tokens, expected at least 2"),
