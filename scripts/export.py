@@ -183,6 +183,8 @@ def export(arguments):
     events = read_events(log, arguments.follow)
     events = once(events if arguments.follow else of_one_run(log, events))
     if arguments.csv:
+        if arguments.csv.exists() and arguments.csv.samefile(log):
+            raise LogError(f"{arguments.csv} is the log itself: expected another name")
         write_csv(events, arguments.csv)
         return
     out = (TensorBoard(arguments.tensorboard, log) if arguments.tensorboard

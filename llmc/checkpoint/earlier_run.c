@@ -63,14 +63,14 @@ static int check_log(const struct options *o) {
     if (!o->log && (!o->out || file_join(path, o->out, "log.jsonl"))) return 0;
     const char *log = o->log ? o->log : path;
     if (!has_content(log)) return 0;
-    if (o->eval || !o->resume)
+    if (!o->overwrite && (o->eval || !o->resume))
         return log_error("the log '%s' exists already: give another with --log FILE, or add "
                          "--overwrite to replace it",
                          log);
     if (!is_log(log))
-        return log_error("--log: '%s' is no log of this program, which a resumed run could go on "
-                         "with: give another FILE",
-                         log);
+        return log_error("--log: '%s' is no log of this program, which %s: give another FILE", log,
+                         o->overwrite ? "--overwrite could replace"
+                                      : "a resumed run could go on with");
     return 0;
 }
 
@@ -95,5 +95,5 @@ int earlier_run_check(const struct options *o) {
         return 1;
     }
     if (o->out && !o->eval && check_last_place(o)) return 1;
-    return !o->overwrite && check_log(o) ? 1 : 0;
+    return check_log(o) ? 1 : 0;
 }

@@ -139,6 +139,9 @@ def test_a_log_that_exists(data, tmp_path):
     assert log.read_bytes() == before
     succeed(*line(data, f"--log={log}", "--overwrite", "--steps=1"))
     assert len(events(log, "step")) == 1
+    (tmp_path / "notes.txt").write_text("mine")
+    refused(run(*line(data, f"--log={tmp_path}/notes.txt", "--overwrite")), 1, "is no log of this program")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
     succeed(*line(data, "--log=/dev/null"))
 
 

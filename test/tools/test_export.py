@@ -141,6 +141,7 @@ def test_csv_into_a_pipe(run, tmp_path):
 @pytest.mark.parametrize("arguments, code, said", [
     (["absent", "--csv", "x"], 1, "there is no absent/log.jsonl: expected the directory that --out named"),
     (["RUN", "--csv", "/absent/x.csv"], 1, "export.py: /absent/x.csv: there is no folder /absent"),
+    (["RUN", "--csv", "LOG"], 1, "log.jsonl is the log itself: expected another name"),
     (["RUN"], 2, "--tensorboard --wandb --csv is required"),
     (["RUN", "--csv", "x", "--follow"], 2, "--follow: expected --tensorboard or --wandb"),
     (["RUN", "--wandb", "p"], 1, "pip install wandb"),
@@ -155,7 +156,8 @@ def test_errors(run, tmp_path, arguments, code, said):
         (tmp_path / name / "log.jsonl").write_text('{"event": "run"}\n' + more)
     for name in ("wandb", "tensorboard"):  # where they are installed, too
         (tmp_path / f"{name}.py").write_text("raise ImportError('none here')\n")
-    places = {"RUN": run, "BROKEN": tmp_path, "BEGUN": tmp_path / "begun", "EVALUATED": tmp_path / "evaluated"}
+    places = {"RUN": run, "LOG": run / "log.jsonl", "BROKEN": tmp_path,
+              "BEGUN": tmp_path / "begun", "EVALUATED": tmp_path / "evaluated"}
     stderr = export(*(places.get(word, word) for word in arguments), code=code,
                     environment={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert said in stderr and (code == 2 or len(stderr.splitlines()) == 1)
