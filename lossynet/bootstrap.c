@@ -69,6 +69,7 @@ failed:
 }
 
 lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
+    LN_EXPECT(NULL, world, "expected memory for a world, got NULL");
     *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
     return launcher_seen() ? join(argc, argv, world) : LOSSYNET_OK;
 }
@@ -115,6 +116,7 @@ void lossynet_shutdown(int exit_code) {
 
 lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
     (void)argc, (void)argv;
+    LN_EXPECT(NULL, world, "expected memory for a world, got NULL");
     *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
     /* Several processes that each act as the only rank would overwrite each other's files. */
     const char *names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
@@ -154,6 +156,7 @@ lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *w
 
 lossynet_status lossynet_bootstrap_gather(const struct lossynet_world *world, void *all,
                                           size_t bytes) {
+    LN_EXPECT(NULL, world && (all || !bytes), "expected a world, and memory, got NULL");
     return ln_bootstrap_share(NULL, world, all, bytes);
 }
 

@@ -14,7 +14,6 @@
 #include "lossynet/comm.h"
 #include "lossynet/crypto/crypto.h"
 
-#include <assert.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +38,7 @@ static void take_averaging(struct lossynet_comm *comm) {
 
 static void take_stats(struct lossynet_comm *comm) {
     struct ln_stats *stats = &comm->stats;
+    stats->step[0] = stats->step[1] = LN_NO_STEP;
     COMM_TAKE(comm, stats->counters[0], (size_t)comm->workers.local);
     COMM_TAKE(comm, stats->counters[1], (size_t)comm->workers.local);
     for (int i = 0; i < 2; i++)
@@ -307,6 +307,7 @@ static lossynet_status open_chosen(const struct lossynet_world *world,
 lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings,
                               struct lossynet_comm **out) {
+    LN_EXPECT(NULL, world && settings && out, LN_NO_SETTINGS);
     const struct ln_log_target log = target_of(settings), *before = ln_log_use(&log);
     *out = NULL;
     lossynet_status status = open_chosen(world, settings, out);
@@ -333,8 +334,9 @@ void lossynet_close(struct lossynet_comm *comm) {
 
 void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
                     size_t *count) {
-    assert(worker >= 0 && worker < comm->workers.count);
-    assert(bucket >= 0 && bucket < comm->partition.buckets);
+    COMM_DEMAND(comm, COMM_WORKER(comm, worker));
+    COMM_DEMAND(comm, COMM_BUCKET(comm, bucket));
+    COMM_DEMAND(comm, offset && count, LN_NO_OUTPUT);
     const size_t *start =
         comm->partition.shard_element + (size_t)bucket * comm->workers.count + worker;
     *offset = start[0];
@@ -342,20 +344,25 @@ void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, si
 }
 
 void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size) {
-    assert(worker >= 0 && worker < comm->workers.count);
+    COMM_DEMAND(comm, COMM_WORKER(comm, worker));
+    COMM_DEMAND(comm, first && size, LN_NO_OUTPUT);
     *size = comm->partition.groups.size;
     *first = worker / *size * *size;
 }
 
 bool lossynet_is_partner_of(const struct lossynet_comm *comm, int worker, int owner) {
+    COMM_DEMAND(comm, COMM_WORKER(comm, worker));
+    COMM_DEMAND(comm, COMM_WORKER(comm, owner));
     return ln_is_partner(&comm->partition, worker, owner);
 }
 
 size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker) {
+    COMM_DEMAND(comm, COMM_WORKER(comm, worker));
     return ln_partition_owned(&comm->partition, worker);
 }
 
 void lossynet_packet_places(const struct lossynet_comm *comm, struct lossynet_packet_place *out) {
+    COMM_DEMAND(comm, out, LN_NO_OUTPUT);
     const struct ln_partition *partition = &comm->partition;
     for (int owner = 0; owner < partition->workers; owner++) {
         size_t owned = 0;
@@ -365,34 +372,41 @@ void lossynet_packet_places(const struct lossynet_comm *comm, struct lossynet_pa
 }
 
 int lossynet_partners_of(const struct lossynet_comm *comm, int owner, int32_t *out) {
+    COMM_DEMAND(comm, COMM_WORKER(comm, owner));
     const int groups = comm->partition.groups.count;
     for (int g = 0; out && g < groups; g++) out[g] = ln_partner(&comm->partition, owner, g);
     return groups;
 }
 
 size_t lossynet_packets(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->partition.packets;
 }
 
 size_t lossynet_packet_bytes(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return ln_payload_bytes(comm->partition.dtype[LOSSYNET_PARAMETER],
                             comm->partition.packet_elements);
 }
 
 const char *lossynet_link_name(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->transport ? ln_transport_facts(comm->transport).link : "memory";
 }
 
 bool lossynet_overlaps(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->transport && ln_transport_facts(comm->transport).threaded;
 }
 
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count) {
+    COMM_DEMAND(comm, vector || !count, "expected a vector, got NULL");
     if (!comm->transport || ln_rounds_vectors(comm)) return false;
     return ln_transport_register(comm->transport, vector, count * ln_element_bytes(comm));
 }
 
 size_t lossynet_memory_bytes(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->resources.pool.bytes;
 }
 
@@ -425,6 +439,7 @@ static size_t memory_needed(const struct lossynet_world *world,
 
 size_t lossynet_memory_needed(const struct lossynet_world *world,
                               const struct lossynet_settings *settings) {
+    LN_DEMAND(NULL, world && settings, LN_NO_SETTINGS);
     const struct ln_log_target log = target_of(settings), *before = ln_log_use(&log);
     const size_t bytes = memory_needed(world, settings);
     ln_log_use(before);
@@ -434,6 +449,8 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
 /* ---- before a run: the key, the network ---- */
 
 lossynet_status lossynet_key_proof(const char *key_file, const char *text, char proof[65]) {
+    LN_EXPECT(NULL, key_file && text && proof,
+              "expected a key file, a text and memory for a proof");
     struct ln_key key;
     uint8_t bytes[LOSSYNET_PROOF_BYTES];
     const bool known =
@@ -447,6 +464,8 @@ lossynet_status lossynet_key_proof(const char *key_file, const char *text, char 
 lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,
                                double seconds, struct lossynet_path *out, const char **link_name) {
+    LN_EXPECT(NULL, world && settings && node && out && link_name, LN_NO_SETTINGS);
+    LN_EXPECT(NULL, seconds > 0, "%g s: expected a time above 0", seconds);
     const struct ln_transport_settings transport = {
         .world = *world,
         .packet_bytes = settings->packet_bytes,

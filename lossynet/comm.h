@@ -6,6 +6,8 @@
 
 #include "lossynet/algorithm/algorithm.h"
 
+#define LN_NO_SETTINGS "expected a world, settings and memory for what is returned, got NULL"
+
 /* lossynet_open over a link of the caller's choice. With one rank no link is opened. */
 lossynet_status ln_comm_open(const struct lossynet_world *world,
                              const struct lossynet_settings *settings, ln_link_open link_open,

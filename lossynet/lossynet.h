@@ -37,9 +37,15 @@
  * that owners hold lie in other memory (lossynet_shards).
  *
  * Errors: functions return a status. The first function to see an error logs one line
- * (settings.log). The library never exits. Threads: only one thread at a time may call the library,
+ * (settings.log). Threads: only one thread at a time may call the library,
  * unless a function says otherwise. "Collective": every rank must make the same call. Processes: after a
  * process has opened a comm, a child that it forks must not use the library, since OpenMP's threads stay behind.
+ *
+ * Wrong calls: NULL where memory must be, a worker, bucket or step that is not there, calls out of order, other
+ * vectors than a phase began with. They change nothing and log one line, which names the function and what was
+ * expected. Then functions that return a status return LOSSYNET_INVALID. The others end the process (abort),
+ * because what they return would be taken for right; nothing else does. This holds in every build, and for
+ * lossynet_trainer.h. What is not noticed: a comm that was closed, and memory that is too small.
  */
 #ifndef LOSSYNET_H
 #define LOSSYNET_H
@@ -327,10 +333,10 @@ void lossynet_round_as_sent(struct lossynet_comm *comm, float *const *vectors);
  * link mpi everything leaves in lossynet_reduce.) Call reduce_begin after step_begin. Then call
  * bucket_ready when a local worker's vector is final in a bucket; each worker's buckets must become
  * ready in ascending order. Any thread may call it. At the end call lossynet_reduce with the same
- * arguments: it makes all buckets ready and ends the phase. */
+ * arguments, and the same list until then: it makes all buckets ready and ends the phase. */
 lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
                                       bool lossless);
-void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
+lossynet_status lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 
 /* Between reduce_begin and lossynet_reduce, with the arguments of the latter: averages a bucket if
  * it is ready at all local workers and no more of its packets can come. It never waits. Call it for

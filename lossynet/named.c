@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 enum { OPTIONS_MOST = 64 }; /* the table has no more */
+#define LN_NO_TEXT "expected settings of lossynet_named_open, and texts, got NULL"
 
 struct lossynet_named {
     struct lossynet_options options;
@@ -31,6 +32,7 @@ static int find(const char *name) {
 
 lossynet_status lossynet_named_set(struct lossynet_named *named, const char *name,
                                    const char *value) {
+    LN_EXPECT(NULL, named && name && value, LN_NO_TEXT);
     const int i = find(name);
     char wrong[512];
     if (i < 0) return ln_refuse("there is no setting '%s'", name);
@@ -52,6 +54,7 @@ lossynet_status lossynet_named_set(struct lossynet_named *named, const char *nam
 }
 
 const char *lossynet_named_get(const struct lossynet_named *named, const char *name) {
+    LN_DEMAND(NULL, named && name, LN_NO_TEXT);
     const int i = find(name);
     return i < 0 ? NULL : named->text[i];
 }
@@ -62,6 +65,7 @@ const char *lossynet_named_name(int index) {
 }
 
 struct lossynet_named *lossynet_named_open(int buckets, const size_t *bucket_elements) {
+    LN_DEMAND(NULL, bucket_elements || buckets <= 0, "expected the sizes of buckets, got NULL");
     struct lossynet_named *named = calloc(1, sizeof *named);
     const size_t bytes = (buckets > 0 ? (size_t)buckets : 1) * sizeof(size_t);
     if (named) named->bucket_elements = malloc(bytes);
@@ -86,6 +90,7 @@ struct lossynet_named *lossynet_named_open(int buckets, const size_t *bucket_ele
 
 lossynet_status lossynet_named_tensor(struct lossynet_named *named, const char *name, size_t first,
                                       size_t count) {
+    LN_EXPECT(NULL, named && name, LN_NO_TEXT);
     const size_t bytes = (size_t)(named->tensors + 1) * sizeof *named->tensor;
     struct lossynet_tensor *more = realloc(named->tensor, bytes);
     if (more) named->tensor = more;
@@ -96,14 +101,17 @@ lossynet_status lossynet_named_tensor(struct lossynet_named *named, const char *
 }
 
 void lossynet_named_rule(struct lossynet_named *named, const struct lossynet_rule *rule) {
+    LN_DEMAND(NULL, named, LN_NO_TEXT);
     named->rule = rule;
 }
 
 void lossynet_named_shards(struct lossynet_named *named, const size_t *shard_elements) {
+    LN_DEMAND(NULL, named, LN_NO_TEXT);
     named->shard_elements = shard_elements;
 }
 
 const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks) {
+    LN_DEMAND(NULL, named, LN_NO_TEXT);
     lossynet_options_apply(&named->options, ranks, &named->settings);
     named->settings.buckets = named->buckets;
     named->settings.bucket_elements = named->bucket_elements;
@@ -124,6 +132,7 @@ void lossynet_named_close(struct lossynet_named *named) {
 }
 
 size_t lossynet_struct_bytes(const char *name) {
+    LN_DEMAND(NULL, name, LN_NO_TEXT);
     static const struct {
         const char *name;
         size_t bytes;

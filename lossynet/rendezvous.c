@@ -197,6 +197,7 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
 }
 
 int lossynet_rendezvous_lost(const struct lossynet_world *world) {
+    LN_DEMAND(NULL, world, "expected a world, got NULL");
     return world->share == share ? ((const struct rendezvous *)world->share_context)->lost : -1;
 }
 
@@ -568,6 +569,8 @@ lossynet_status lossynet_rendezvous_listen(const char *address, const int ports[
     } bound;
     socklen_t bytes = sizeof bound;
     memset(&bound, 0, sizeof bound);
+    LN_EXPECT(NULL, address && ports && listener && port,
+              "expected an address, ports, and memory for a socket and a port, got NULL");
     *listener = listen_at(address, ports);
     if (*listener < 0) return LOSSYNET_LINK;
     getsockname(*listener, &bound.any, &bytes);
@@ -577,6 +580,8 @@ lossynet_status lossynet_rendezvous_listen(const char *address, const int ports[
 
 lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *m,
                                          struct lossynet_world *world) {
+    LN_EXPECT(NULL, m && world && (m->address || m->ranks == 1),
+              "expected an address, and memory for a world, got NULL");
     *world = (struct lossynet_world){.rank = m->rank, .ranks = m->ranks, .local_ranks = 1};
     if (m->ranks < 1 || m->rank < 0 || m->rank >= m->ranks || !(m->seconds > 0))
         return ln_refuse(
@@ -617,7 +622,7 @@ lossynet_status lossynet_rendezvous_open(const char *address, int rank, int rank
 }
 
 void lossynet_rendezvous_close(struct lossynet_world *world) {
-    if (world->share != share) return;
+    if (!world || world->share != share) return;
     struct rendezvous *r = world->share_context;
     for (int i = 0; i < r->ranks; i++)
         if (r->peer[i] >= 0) close(r->peer[i]);

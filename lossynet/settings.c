@@ -206,6 +206,7 @@ static lossynet_status check_all(const struct lossynet_world *world,
 
 lossynet_status lossynet_check(const struct lossynet_world *world,
                                const struct lossynet_settings *settings) {
+    LN_EXPECT(NULL, world && settings, LN_NO_SETTINGS);
     const struct ln_log_target log = {settings->log, settings->log_context};
     const struct ln_log_target *before = ln_log_use(&log);
     lossynet_status status = check_all(world, settings);

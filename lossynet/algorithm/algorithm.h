@@ -8,6 +8,7 @@
  *
  *     gradient.c        GRADIENT phase: estimator weights, weighted sum      }  each phase from its
  *     parameter.c       PARAMETER phase: copies, ages, fresh elements        }  begin to its end
+ *     calls.c           checks of what public functions are given
  *     rule.c            a rule of the program's own in their place
  *     arrivals.c        which packets arrived; injected.c: which ones injected loss lets through
  *     acknowledge.c     tells their senders
@@ -171,8 +172,10 @@ struct ln_averaging {
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
     lossynet_weighted_sum_bf16 weighted_sum_bf16;
-    bool whole; /* settings.weighted_sum_whole */
-    int done;   /* buckets of this phase that are averaged already */
+    bool whole;            /* settings.weighted_sum_whole */
+    float *const *vectors; /* of the phase that has begun, and whether it is */
+    bool lossless;
+    int done; /* buckets of this phase that are averaged already */
     /* [threads][largest_shard_packets * groups]; with memory.average [K * groups] */
     float *weights;
     union ln_senders senders; /* [threads][groups] */
@@ -211,9 +214,12 @@ int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase);
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                      bool remote);
 
-/* Call it before vectors are read or written: logs an error if vectors are bfloat16 and the program
- * has not called lossynet_shards. */
-lossynet_status ln_shards_check(const struct lossynet_comm *comm);
+/* calls.c. Call it before vectors are read or written. Logs a line, which names the public function, if one is NULL, or
+ * if they are bfloat16 and the program has not called lossynet_shards. The second also wants a step. */
+lossynet_status ln_vectors_check(const struct lossynet_comm *comm, float *const *vectors,
+                                 const char *function);
+lossynet_status ln_phase_check(const struct lossynet_comm *comm, float *const *vectors,
+                               const char *function);
 
 /* ---- exchange between ranks (exchange.c) ---- */
 
@@ -257,6 +263,8 @@ void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *c
  * workers. */
 void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets);
 void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase);
+/* How many buckets of local worker v are ready in the GRADIENT phase. */
+int ln_exchange_next(const struct lossynet_comm *comm, int v);
 /* Whether so many buckets of all local workers are ready. Then they hold what was written before. */
 bool ln_exchange_is_ready(const struct lossynet_comm *comm, lossynet_phase phase, int buckets);
 
@@ -565,7 +573,10 @@ struct ln_aside { /* gathers that the next exchange carries */
     uint8_t *came;  /* [R]: whose part came in the last pulse */
 };
 
+#define LN_NO_STEP UINT64_MAX
+
 struct ln_stats {
+    uint64_t step[2];                      /* whose the next two are; LN_NO_STEP: none */
     struct lossynet_counters *counters[2]; /* [V], of the present step and the one before: packets
                                               that the worker expected and got, bytes it sent */
     struct lossynet_bucket *buckets[2];    /* [V][B], of the same steps */
@@ -573,6 +584,7 @@ struct ln_stats {
     struct lossynet_counters *gathered;    /* [N] */
     struct ln_not_finite not_finite;
     struct ln_aside aside;
+    bool reporting;                     /* a report has begun and not ended */
     size_t *gather_offset;              /* [R + 1] */
     uint64_t reported[LOSSYNET_EVENTS]; /* network events that were already reported, */
     struct ln_relayed relayed;          /* and packets that were sent on for others */
@@ -642,6 +654,33 @@ struct lossynet_comm {
     struct lossynet_lead lead;
 };
 
+/* LN_EXPECT and LN_DEMAND of a comm that may be NULL. */
+#define LN_NO_COMM "comm is NULL: expected one that lossynet_open has opened"
+#define COMM_EXPECT(comm, ...)                                                                     \
+    do {                                                                                           \
+        LN_EXPECT(NULL, comm, LN_NO_COMM);                                                         \
+        LN_EXPECT(&(comm)->resources.log, __VA_ARGS__);                                            \
+    } while (0)
+#define COMM_DEMAND(comm, ...)                                                                     \
+    do {                                                                                           \
+        LN_DEMAND(NULL, comm, LN_NO_COMM);                                                         \
+        LN_DEMAND(&(comm)->resources.log, __VA_ARGS__);                                            \
+    } while (0)
+#define LN_NO_OUTPUT "expected memory for what is returned, got NULL"
+#define LN_NO_BYTES "expected memory to give and memory to receive, got NULL"
+#define LN_IN_RANGE(i, count) ((i) >= 0 && (i) < (count))
+#define LN_NO_VECTORS "expected a vector for each worker of this rank, got NULL"
+#define COMM_PHASE(phase) LN_IN_RANGE((int)(phase), 2), "phase %d: expected 0 or 1", (int)(phase)
+#define COMM_BUCKET(comm, b)                                                                       \
+    LN_IN_RANGE(b, (comm)->partition.buckets), "bucket %d: expected 0 to %d", b,                   \
+        (comm)->partition.buckets - 1
+#define COMM_WORKER(comm, w)                                                                       \
+    LN_IN_RANGE(w, (comm)->workers.count), "worker %d: expected 0 to %d", w,                       \
+        (comm)->workers.count - 1
+#define COMM_LOCAL(comm, w)                                                                        \
+    ln_is_local(comm, w), "worker %d: expected one of this rank, %d to %d", w,                     \
+        (comm)->workers.first, (comm)->workers.first + (comm)->workers.local - 1
+
 #define COMM_TAKE(comm, pointer, count) POOL_TAKE(&(comm)->resources.pool, pointer, count)
 
 /* How many threads work on marks, one for each packet of each link. Where there are few, a region of all
@@ -656,6 +695,12 @@ static inline int ln_threads_for_marks(const struct lossynet_comm *comm) {
 static inline int ln_threads_for_workers(const struct lossynet_comm *comm) {
     return comm->workers.local < comm->resources.threads ? comm->workers.local
                                                          : comm->resources.threads;
+}
+
+static inline bool ln_are_vectors(const struct lossynet_comm *comm, const float *const *vectors) {
+    for (int v = 0; v < comm->workers.local; v++)
+        if (!vectors || !vectors[v]) return false;
+    return true;
 }
 
 static inline bool ln_is_local(const struct lossynet_comm *comm, int worker) {

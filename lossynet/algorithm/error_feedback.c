@@ -38,6 +38,7 @@ void ln_feedback_open(struct lossynet_comm *comm) {
 }
 
 void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
+    COMM_DEMAND(comm, share >= 0 && share <= 1, "share %g: expected 0 to 1", share);
     comm->feedback.share = (float)share;
 }
 

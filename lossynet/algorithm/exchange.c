@@ -7,8 +7,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <assert.h>
-
 /* ---- injected loss ---- */
 
 static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
@@ -52,6 +50,10 @@ void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *c
 void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets) {
     __atomic_store_n(&comm->exchange.source[phase].ready[v], buckets, __ATOMIC_RELEASE);
     ln_transport_wake(comm->transport);
+}
+
+int ln_exchange_next(const struct lossynet_comm *comm, int v) {
+    return __atomic_load_n(&comm->exchange.source[LOSSYNET_GRADIENT].ready[v], __ATOMIC_ACQUIRE);
 }
 
 bool ln_exchange_is_ready(const struct lossynet_comm *comm, lossynet_phase phase, int buckets) {
@@ -146,7 +148,6 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                     ln_not_finite_look(comm, v, vector, offset, count);
                 if (!survives[at->packet]) continue;
                 if (n == most) return n;
-                assert(count > 0 && offset + count <= partition->elements);
                 spans[n] = (struct ln_span){
                     .packet = {.sender = sender,
                                .receiver = receiver,

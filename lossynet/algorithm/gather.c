@@ -100,21 +100,38 @@ static lossynet_status gather_later(struct lossynet_comm *comm, const void *mine
 
 lossynet_status lossynet_all_gather_later(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes) {
+    COMM_EXPECT(comm, (mine && all) || !bytes, LN_NO_BYTES);
     return gather_later(comm, mine, all, bytes * (size_t)comm->workers.local);
 }
 
 lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                     size_t bytes) {
+    COMM_EXPECT(comm, (mine && all) || !bytes, LN_NO_BYTES);
     return gather(comm, mine, all, bytes * (size_t)comm->workers.local);
 }
 
 lossynet_status lossynet_rank_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                      size_t bytes, bool later) {
+    COMM_EXPECT(comm, (mine && all) || !bytes, LN_NO_BYTES);
     return (later ? gather_later : gather)(comm, mine, all, bytes);
+}
+
+static bool is_swap(const struct lossynet_comm *comm, const void *out, const size_t *out_offset,
+                    const void *in, const size_t *in_offset) {
+    const int ranks = comm->world.ranks, own = comm->world.rank;
+    if (!out_offset || !in_offset) return false;
+    for (int r = 0; r < ranks; r++)
+        if (out_offset[r + 1] < out_offset[r] || in_offset[r + 1] < in_offset[r]) return false;
+    return (out || out_offset[ranks] == out_offset[0]) &&
+           (in || in_offset[ranks] == in_offset[0]) &&
+           out_offset[own + 1] - out_offset[own] == in_offset[own + 1] - in_offset[own];
 }
 
 lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const size_t *out_offset,
                               void *in, const size_t *in_offset) {
+    COMM_EXPECT(comm, is_swap(comm, out, out_offset, in, in_offset),
+                "expected ascending offsets, memory for the bytes, and a part of its own that both "
+                "have");
     const size_t rank = (size_t)comm->world.rank, own = out_offset[rank + 1] - out_offset[rank];
     if (own) memcpy((char *)in + in_offset[rank], (const char *)out + out_offset[rank], own);
     if (!comm->transport) return LOSSYNET_OK;

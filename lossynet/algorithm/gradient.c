@@ -26,7 +26,6 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <assert.h>
 #include <omp.h>
 #include <string.h>
 
@@ -168,7 +167,6 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     const float *mass = ln_feedback_mass(comm, v);
     fill_weights(comm, owner, arrived + at, mass ? mass + at : NULL, n, to - from, weight);
     if (to < all) count = to * partition->packet_elements;
-    assert(skip < count && offset + count <= partition->elements);
     float *out = ln_shard_of(comm, vectors[v], v, bucket).average;
     if (comm->resources.bf16)
         comm->averaging.weighted_sum_bf16(out + skip, sender.bf16, weight, groups, count - skip,
@@ -219,26 +217,49 @@ static void count(struct lossynet_comm *comm, int v) {
             counters->bytes[LOSSYNET_GRADIENT] += partition->owner_bytes[LOSSYNET_GRADIENT][owner];
 }
 
-lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
-                                      bool lossless) {
-    lossynet_status status = ln_shards_check(comm);
-    if (status || comm->workers.count == 1 || comm->steps.reducing) return status;
-    status = ln_acknowledge_settle(comm);
+static lossynet_status begin(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
+    lossynet_status status = ln_acknowledge_settle(comm);
     if (status) return status;
     if (comm->transport) ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
     ln_rule_send_begin(comm);
     comm->steps.reducing = true;
+    comm->averaging.vectors = vectors;
+    comm->averaging.lossless = lossless;
     comm->averaging.done = 0;
     return LOSSYNET_OK;
 }
 
-void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
-    if (!comm->transport || !comm->steps.reducing) return;
-    const int v = worker - comm->workers.first;
-    assert(v >= 0 && v < comm->workers.local && bucket >= 0 && bucket < comm->partition.buckets);
+lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
+                                      bool lossless) {
+    lossynet_status status = ln_phase_check(comm, vectors, __func__);
+    if (status) return status;
+    COMM_EXPECT(comm, !comm->steps.reducing, "called twice: expected lossynet_reduce between");
+    return begin(comm, vectors, lossless);
+}
+
+/* Whether a call has the arguments of lossynet_reduce_begin. */
+static bool goes_on(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
+    const struct ln_averaging *begun = &comm->averaging;
+    return lossless == begun->lossless &&
+           !memcmp(vectors, begun->vectors, (size_t)comm->workers.local * sizeof *vectors);
+}
+
+#define GOES_ON                                                                                    \
+    goes_on(comm, vectors, lossless),                                                              \
+        "other vectors or another `lossless` than in lossynet_reduce_begin: expected the same"
+
+lossynet_status lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
+    COMM_EXPECT(comm, comm->steps.reducing, "expected lossynet_reduce_begin before it");
+    COMM_EXPECT(comm, COMM_LOCAL(comm, worker));
+    COMM_EXPECT(comm, COMM_BUCKET(comm, bucket));
+    if (!comm->transport) return LOSSYNET_OK;
+    const int v = worker - comm->workers.first, next = ln_exchange_next(comm, v);
+    COMM_EXPECT(comm, bucket == next, "bucket %d of worker %d: expected bucket %d: ascending order",
+                bucket, worker, next);
     ln_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
     ln_rule_send(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
     ln_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
+    return LOSSYNET_OK;
 }
 
 /* Counts the packets when the phase is over. */
@@ -323,7 +344,11 @@ static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
 
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket) {
-    if (!comm->steps.reducing || !averages_early(comm, lossless) || comm->steps.skips) return false;
+    COMM_DEMAND(comm, COMM_BUCKET(comm, bucket));
+    COMM_DEMAND(comm, comm->steps.reducing, "expected lossynet_reduce_begin before it");
+    COMM_DEMAND(comm, ln_are_vectors(comm, (const float *const *)vectors), LN_NO_VECTORS);
+    COMM_DEMAND(comm, GOES_ON);
+    if (!averages_early(comm, lossless) || comm->steps.skips) return false;
     /* Workers of this rank read each other's vectors. These are rounded only in lossynet_reduce. */
     if (ln_rounds_vectors(comm) && comm->workers.local > 1) return false;
     if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
@@ -380,10 +405,12 @@ static lossynet_status tell_senders(struct lossynet_comm *comm, float *const *ve
 }
 
 lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-    lossynet_status status = lossynet_reduce_begin(comm, vectors, lossless);
+    lossynet_status status = ln_phase_check(comm, vectors, __func__);
+    if (!status && !comm->steps.reducing) status = begin(comm, vectors, lossless);
     if (status) return status;
-    if (comm->workers.count == 1) return average_alone(comm, vectors);
+    COMM_EXPECT(comm, GOES_ON);
     comm->steps.reducing = false;
+    if (comm->workers.count == 1) return average_alone(comm, vectors);
     ln_late_note(comm);
     ln_feedback_rest(comm, vectors);
     for (int v = 0; v < comm->workers.local; v++)

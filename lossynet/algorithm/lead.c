@@ -45,6 +45,8 @@ static const double FORGET = 0.98; /* factor per step: a memory of about 50 step
 static const double MOST = 16;     /* largest lead, in steps: the longest measured correlation */
 
 void lossynet_broadcast_ahead(struct lossynet_comm *comm, const float *const *ahead, double lead) {
+    COMM_DEMAND(comm, !ahead || (ln_are_vectors(comm, ahead) && isfinite(lead)),
+                "lead %g: expected a number, and memory for each worker of this rank", lead);
     comm->lead.ahead = ahead;
     comm->lead.used = ahead ? lead : 0;
 }
@@ -75,6 +77,7 @@ static double replicas_behind(const struct ln_lead_sums *sums) {
 }
 
 double lossynet_lead(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     const struct ln_lead_sums *sums = &comm->lead.sums;
     if (!(sums->packets > 0)) return 0;
     const double late = sums->late.others > 0 ? sums->late.late / sums->late.others : 0;

@@ -121,6 +121,7 @@ static bool find(const struct lossynet_comm *comm, struct lossynet_not_finite *o
 }
 
 bool lossynet_is_not_finite(struct lossynet_comm *comm, struct lossynet_not_finite *out) {
+    COMM_DEMAND(comm, out, LN_NO_OUTPUT);
     comm->stats.not_finite.asked = true;
     return find(comm, out);
 }
@@ -177,13 +178,15 @@ static void look_at_worker(const struct lossynet_comm *comm, int v, float *vecto
 
 /* If nobody sent such a number, an average has it from its owner's own gradient. */
 lossynet_status lossynet_find_not_finite(struct lossynet_comm *comm, float *const *vectors) {
+    lossynet_status status = ln_vectors_check(comm, vectors, __func__);
+    if (status) return status;
     struct ln_not_finite *state = &comm->stats.not_finite;
     struct found {
         uint64_t sent, average;
     } *mine = ln_memory_take((size_t)comm->workers.local, sizeof *mine),
       *all = ln_memory_take((size_t)comm->workers.count, sizeof *all);
     bool sent = false;
-    lossynet_status status = mine && all ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
+    status = mine && all ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
     if (status)
         ln_log_at(&comm->resources.log, "no memory to look for numbers that are not finite");
     for (int v = 0; v < comm->workers.local && !status; v++) {

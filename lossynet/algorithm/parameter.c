@@ -14,13 +14,13 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- where owners have their shards ---- */
 
 lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossynet_shard *shard) {
+    LN_EXPECT(NULL, comm, LN_NO_COMM);
     const size_t shards = (size_t)comm->workers.local * (size_t)comm->partition.buckets;
     bool complete = shard && shards > 0;
     for (size_t i = 0; complete && i < shards; i++) complete = shard[i].average && shard[i].value;
@@ -37,13 +37,6 @@ lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossyne
     }
     memcpy(comm->resources.shard, shard, shards * sizeof *shard);
     return LOSSYNET_OK;
-}
-
-lossynet_status ln_shards_check(const struct lossynet_comm *comm) {
-    if (!comm->resources.bf16 || comm->resources.shard) return LOSSYNET_OK;
-    ln_log_at(&comm->resources.log,
-              "vectors of bf16: expected lossynet_shards before the first phase");
-    return LOSSYNET_INVALID;
 }
 
 /* ---- copies within the rank ---- */
@@ -189,7 +182,6 @@ static lossynet_status end(struct lossynet_comm *comm, bool repaired) {
 /* Sends, and decides what arrives within the rank. vectors NULL: only decides. */
 static lossynet_status begin(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     lossynet_status status = lossynet_broadcast_end(comm);
-    if (!status) status = ln_shards_check(comm);
     if (status || comm->workers.count == 1) return status;
     status = ln_acknowledge_settle(comm);
     if (status) return status;
@@ -205,6 +197,7 @@ static lossynet_status begin(struct lossynet_comm *comm, float *const *vectors, 
 }
 
 lossynet_status lossynet_broadcast_prepare(struct lossynet_comm *comm, bool lossless) {
+    LN_EXPECT(NULL, comm, LN_NO_COMM);
     /* What was measured of the last broadcast decides how this one is sent (drift.c). */
     if (!comm->resources.memory.broadcast || comm->steps.unmeasured) return LOSSYNET_OK;
     const lossynet_status status = begin(comm, NULL, lossless);
@@ -214,7 +207,9 @@ lossynet_status lossynet_broadcast_prepare(struct lossynet_comm *comm, bool loss
 
 lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
                                          bool lossless) {
-    lossynet_status status = LOSSYNET_OK;
+    lossynet_status status = ln_phase_check(comm, vectors, __func__);
+    if (status) return status;
+    COMM_EXPECT(comm, !comm->steps.reducing, "expected lossynet_reduce before it");
     if (comm->steps.prepared)
         comm->steps.broadcasting = true;
     else
@@ -229,7 +224,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {
-    assert(bucket >= 0 && bucket < comm->partition.buckets);
+    COMM_EXPECT(comm, COMM_BUCKET(comm, bucket));
     if (waited) *waited = 0;
     if (!comm->steps.broadcasting || !comm->transport ||
         ln_transport_bucket_is_over(comm->transport, LOSSYNET_PARAMETER, bucket))
@@ -241,6 +236,7 @@ lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, dou
 }
 
 lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
+    LN_EXPECT(NULL, comm, LN_NO_COMM);
     return end(comm, false);
 }
 
@@ -265,8 +261,9 @@ bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *c
                          size_t *offset, size_t *count) {
     /* Packets are numbered in order of their elements and without gaps. So a run of fresh packets
      * is a run of elements. */
-    const struct ln_partition *partition = &comm->partition;
     const uint32_t *age = lossynet_ages(comm, worker);
+    COMM_DEMAND(comm, cursor && offset && count, LN_NO_OUTPUT);
+    const struct ln_partition *partition = &comm->partition;
     size_t first = *cursor;
     while (first < partition->packets && age[first]) first++;
     size_t last = first;
@@ -281,11 +278,12 @@ bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *c
 /* ---- the model ---- */
 
 size_t lossynet_packet_elements(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->partition.packet_elements;
 }
 
 const uint32_t *lossynet_ages(const struct lossynet_comm *comm, int worker) {
-    assert(ln_is_local(comm, worker));
+    COMM_DEMAND(comm, COMM_LOCAL(comm, worker));
     return comm->arrivals.age + (size_t)(worker - comm->workers.first) * comm->partition.packets;
 }
 
@@ -315,14 +313,21 @@ static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *v
 
 lossynet_status lossynet_gather_bucket(struct lossynet_comm *comm, float *const *vectors,
                                        int bucket, float *fresh) {
-    lossynet_status status = ln_shards_check(comm);
-    return status ? status : gather_bucket(comm, vectors, bucket, fresh);
+    lossynet_status status = ln_vectors_check(comm, vectors, __func__);
+    if (status) return status;
+    COMM_EXPECT(comm, COMM_BUCKET(comm, bucket));
+    COMM_EXPECT(comm, fresh, LN_NO_OUTPUT);
+    return gather_bucket(comm, vectors, bucket, fresh);
 }
 
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh) {
+    lossynet_status status = ln_vectors_check(comm, vectors, __func__);
+    if (status) return status;
+    COMM_EXPECT(comm, fresh, LN_NO_OUTPUT);
     const struct ln_partition *partition = &comm->partition;
-    lossynet_status status = ln_shards_check(comm);
+    for (int v = 0; v < comm->workers.local; v++)
+        COMM_EXPECT(comm, fresh != vectors[v], "expected other memory than that of a vector");
     for (int b = 0; b < partition->buckets && !status; b++)
         status = gather_bucket(comm, vectors, b,
                                fresh + partition->shard_element[(size_t)b * comm->workers.count]);

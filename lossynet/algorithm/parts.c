@@ -4,6 +4,8 @@
 #include "lossynet/algorithm/algorithm.h"
 
 bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {
+    COMM_DEMAND(comm, COMM_WORKER(comm, worker));
+    COMM_DEMAND(comm, out, LN_NO_OUTPUT);
     const struct ln_loss_replay *replay = comm->loss.replay;
     const bool idle = comm->steps.idle && ln_is_local(comm, worker);
     *out = replay ? ln_loss_replay_part(replay, comm->steps.step, worker)

@@ -102,6 +102,7 @@ void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, flo
 }
 
 void lossynet_round_as_sent(struct lossynet_comm *comm, float *const *vectors) {
+    COMM_DEMAND(comm, ln_are_vectors(comm, (const float *const *)vectors), LN_NO_VECTORS);
     ln_round_others(comm, LOSSYNET_PARAMETER, vectors, false);
     ln_round_others(comm, LOSSYNET_PARAMETER, vectors, true);
 }
@@ -109,6 +110,10 @@ void lossynet_round_as_sent(struct lossynet_comm *comm, float *const *vectors) {
 void lossynet_narrow_parameters(const struct lossynet_comm *comm, uint16_t *to, const void *values,
                                 size_t offset, size_t n) {
     enum { PIECE = 32 * LOSSYNET_BLOCK };
+    COMM_DEMAND(comm,
+                to && values && offset <= comm->partition.elements &&
+                    n <= comm->partition.elements - offset,
+                "%zu elements from %zu: expected memory, and elements of the vector", n, offset);
     const struct ln_partition *partition = &comm->partition;
     const size_t *end = partition->shard_element + 1;
     for (size_t done = 0, count; done < n; done += count) {

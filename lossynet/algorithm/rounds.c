@@ -45,6 +45,7 @@ static const double FORGET = 0.98; /* factor per step: a memory of about 50 step
 static const double BEYOND = 1.1;  /* of a threshold, before another number of rounds is chosen */
 
 void lossynet_rounds_expect(int rounds, double p, double budget, double *again, double *left) {
+    LN_DEMAND(NULL, again && left, LN_NO_OUTPUT);
     *again = 0;
     *left = p;
     for (int r = 0; r < rounds; r++) {
@@ -78,6 +79,8 @@ static int rounds_with(const struct ln_loss *loss, int groups, lossynet_phase ph
 
 int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phase phase,
                          double *again, double *left) {
+    LN_DEMAND(NULL, settings && again && left, LN_NO_OUTPUT);
+    LN_DEMAND(NULL, LN_IN_RANGE((int)phase, 2), "phase %d: expected 0 or 1", (int)phase);
     const double p = settings->loss.rate[phase], budget = settings->retransmission_budget;
     const int groups = settings->workers / (settings->group > 1 ? settings->group : 1);
     int rounds = settings->retransmission_rounds[phase];
@@ -181,11 +184,13 @@ void ln_rounds_choose(struct lossynet_comm *comm) {
 }
 
 int lossynet_rounds_now(const struct lossynet_comm *comm, lossynet_phase phase) {
+    COMM_DEMAND(comm, COMM_PHASE(phase));
     const struct ln_retransmission *r = &comm->retransmission;
     return r->measured[phase] ? (int)r->sums.rounds[phase] : r->rounds[phase];
 }
 
 double lossynet_lost_of_late(const struct lossynet_comm *comm, lossynet_phase phase) {
+    COMM_DEMAND(comm, COMM_PHASE(phase));
     const struct ln_retransmission *r = &comm->retransmission;
     if (!r->measured[phase] || !(r->sums.sent[phase] > 0)) return -1;
     return r->sums.lost[phase] / r->sums.sent[phase];

@@ -104,6 +104,8 @@ static void find_parts(const struct lossynet_comm *comm, int worker, struct part
 }
 
 size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
+    if (worker != LOSSYNET_ALL_WORKERS) COMM_DEMAND(comm, COMM_LOCAL(comm, worker));
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     struct parts p;
     size_t bytes = 0;
     find_parts(comm, worker, &p);
@@ -114,6 +116,8 @@ size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
 void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out) {
     struct parts p;
     char *to = out;
+    if (worker != LOSSYNET_ALL_WORKERS) COMM_DEMAND(comm, COMM_LOCAL(comm, worker));
+    COMM_DEMAND(comm, out, LN_NO_OUTPUT);
     find_parts(comm, worker, &p);
     for (int i = 0; i < p.count; to += p.part[i++].bytes) {
         const struct part *part = &p.part[i];
@@ -200,6 +204,7 @@ static void load_part(struct lossynet_comm *comm, int worker, const struct part 
 bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count) {
     struct parts p;
     const char *from = bytes;
+    LN_DEMAND(NULL, bytes, "expected bytes of lossynet_state_save, got NULL");
     if (count != lossynet_state_bytes(comm, worker)) return false;
     find_parts(comm, worker, &p);
     for (int i = 0; i < p.count; from += p.part[i++].bytes)

@@ -7,8 +7,20 @@
 
 /* ---- counters ---- */
 
-static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step) {
-    const int which = comm->steps.step == step ? comm->steps.current : !comm->steps.current;
+/* Which of the counters are those of a step; -1: none. */
+static int which_of(const struct lossynet_comm *comm, uint64_t step) {
+    const int now = comm->steps.current;
+    return step == LN_NO_STEP                  ? -1
+           : comm->stats.step[now] == step     ? now
+           : comm->stats.step[1 - now] == step ? 1 - now
+                                               : -1;
+}
+
+#define KNOWS(which, step)                                                                         \
+    (which) >= 0, "step %llu: expected the present step, or the one before",                       \
+        (unsigned long long)(step)
+
+static lossynet_status counters_begin(struct lossynet_comm *comm, int which) {
     struct lossynet_counters *mine = comm->stats.counters[which];
     uint64_t now[LOSSYNET_EVENTS] = {0};
     struct ln_relayed relayed = {0};
@@ -45,7 +57,10 @@ static void counters_end(const struct lossynet_comm *comm, struct lossynet_count
 
 lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
                                        struct lossynet_counters *out) {
-    lossynet_status status = counters_begin(comm, step);
+    COMM_EXPECT(comm, out, LN_NO_OUTPUT);
+    const int which = which_of(comm, step);
+    COMM_EXPECT(comm, KNOWS(which, step));
+    lossynet_status status = counters_begin(comm, which);
     if (!status) status = ln_aside_gather(comm);
     *out = (struct lossynet_counters){0};
     if (!status) counters_end(comm, out);
@@ -54,8 +69,10 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
 
 lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
                                       struct lossynet_bucket *out) {
+    COMM_EXPECT(comm, out, LN_NO_OUTPUT);
     const size_t buckets = (size_t)comm->partition.buckets;
-    const int which = comm->steps.step == step ? comm->steps.current : !comm->steps.current;
+    const int which = which_of(comm, step);
+    COMM_EXPECT(comm, KNOWS(which, step));
     struct lossynet_bucket *all = malloc((size_t)comm->workers.count * buckets * sizeof *all);
     if (!all) {
         ln_log_at(&comm->resources.log, "no memory for the counts of %zu buckets", buckets);
@@ -80,6 +97,7 @@ lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
 }
 
 lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
+    COMM_EXPECT(comm, lost, LN_NO_OUTPUT);
     const size_t workers = (size_t)comm->workers.count, local = (size_t)comm->workers.local;
     float *mine = lost + (size_t)comm->workers.first * workers;
     lossynet_status status = ln_aside_gather(comm);
@@ -96,13 +114,20 @@ lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
 
 lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,
                                       float *const *vectors) {
-    lossynet_status status = ln_shards_check(comm);
-    if (!status) status = ln_drift_begin(comm, vectors);
-    return status ? status : counters_begin(comm, step);
+    lossynet_status status = ln_vectors_check(comm, vectors, __func__);
+    if (status) return status;
+    const int which = which_of(comm, step);
+    COMM_EXPECT(comm, KNOWS(which, step));
+    status = ln_drift_begin(comm, vectors);
+    comm->stats.reporting = true;
+    return status ? status : counters_begin(comm, which);
 }
 
 lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_counters *counters,
                                     struct lossynet_drift *drift) {
+    COMM_EXPECT(comm, comm->stats.reporting, "expected lossynet_report_begin before it");
+    COMM_EXPECT(comm, counters && drift, LN_NO_OUTPUT);
+    comm->stats.reporting = false;
     lossynet_status status = ln_aside_gather(comm);
     if (status) return status;
     counters_end(comm, counters);
@@ -112,8 +137,10 @@ lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_
 
 lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
                                        struct lossynet_drift *out) {
-    lossynet_status status = ln_shards_check(comm);
-    if (!status) status = ln_drift_begin(comm, vectors);
+    lossynet_status status = ln_vectors_check(comm, vectors, __func__);
+    if (status) return status;
+    COMM_EXPECT(comm, out, LN_NO_OUTPUT);
+    status = ln_drift_begin(comm, vectors);
     if (!status) status = ln_aside_gather(comm);
     *out = (struct lossynet_drift){0};
     if (!status) ln_drift_end(comm, out);
@@ -124,6 +151,7 @@ lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const 
 
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
                                size_t bytes) {
+    COMM_EXPECT(comm, (mine && all) || !bytes, LN_NO_BYTES);
     const size_t part = bytes * (size_t)comm->workers.local;
     lossynet_status status = ln_not_finite_tell(comm);
     if (status || !comm->steps.skips)

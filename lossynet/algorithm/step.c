@@ -42,6 +42,10 @@ static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
 }
 
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
+    COMM_EXPECT(comm, !comm->steps.reducing && step != LN_NO_STEP,
+                "step %llu: expected a number from 0 on, and lossynet_reduce before it where "
+                "lossynet_reduce_begin was called",
+                (unsigned long long)step);
     ln_not_finite_log(comm);
     if (comm->loss.replay && !ln_loss_replay_has(comm->loss.replay, step))
         return ln_fail(LOSSYNET_FILE, "the replay has no step %llu", (unsigned long long)step);
@@ -49,6 +53,7 @@ lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     comm->steps.prepared = false;
     comm->steps.current = !comm->steps.current;
     if (comm->transport) ln_transport_set_step(comm->transport, step);
+    comm->stats.step[comm->steps.current] = step;
     struct lossynet_counters *counters = comm->stats.counters[comm->steps.current];
     struct lossynet_bucket *buckets = comm->stats.buckets[comm->steps.current];
     memset(buckets, 0,
@@ -59,6 +64,7 @@ lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
 
 lossynet_status lossynet_step_begin_with_majority(struct lossynet_comm *comm, uint64_t *step,
                                                   bool *idle) {
+    COMM_EXPECT(comm, step && idle, LN_NO_OUTPUT);
     struct ln_steps *steps = &comm->steps;
     *idle = false;
     if (steps->skips) {
@@ -86,24 +92,29 @@ void ln_late_note(struct lossynet_comm *comm) {
 }
 
 bool lossynet_skips_late(const struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->steps.skips;
 }
 
 bool lossynet_is_awaited(struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->steps.skips && ln_transport_is_awaited(comm->transport);
 }
 
 void lossynet_agreed(struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     comm->steps.late = false;
 }
 
 bool lossynet_turn(struct lossynet_comm *comm) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     return comm->transport && ln_transport_turn(comm->transport);
 }
 
 /* ---- records and replays ---- */
 
 void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
+    LN_DEMAND(NULL, comm, LN_NO_COMM);
     const struct lossynet_part part = {
         .takes_part = true, .computes = !comm->steps.idle, .norm = norm, .lead = lead};
     if (!comm->arrivals.trace || !comm->steps.skips) return;
@@ -117,12 +128,14 @@ void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
 }
 
 void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late) {
+    COMM_DEMAND(comm, late, LN_NO_OUTPUT);
     memset(late, 0, (size_t)comm->world.ranks * sizeof *late);
     if (comm->transport) ln_transport_lateness(comm->transport, late);
     late[comm->world.rank] = comm->steps.lates;
 }
 
 bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing) {
+    COMM_DEMAND(comm, missing, LN_NO_OUTPUT);
     memset(missing, 0, (size_t)comm->world.ranks * sizeof *missing);
     return comm->transport && ln_transport_has_failed(comm->transport, missing);
 }

@@ -41,6 +41,19 @@ lossynet_status ln_fail(lossynet_status status, const char *format, ...)
 void ln_log_at(const struct ln_log_target *target, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Of a wrong call of a public function (lossynet.h): logs "FUNCTION: ...". Returns LOSSYNET_INVALID, or
+ * ends the process. The macros are for functions that return a status, and for the others. */
+lossynet_status ln_call_wrong(const struct ln_log_target *target, bool ends, const char *function,
+                              const char *format, ...) __attribute__((format(printf, 4, 5)));
+#define LN_EXPECT(target, right, ...)                                                              \
+    do {                                                                                           \
+        if (!(right)) return ln_call_wrong(target, false, __func__, __VA_ARGS__);                  \
+    } while (0)
+#define LN_DEMAND(target, right, ...)                                                              \
+    do {                                                                                           \
+        if (!(right)) ln_call_wrong(target, true, __func__, __VA_ARGS__);                          \
+    } while (0)
+
 /* This thread's messages go to *target from now on, which must stay until then; NULL: to the
  * process's. Returns what it used before. */
 const struct ln_log_target *ln_log_use(const struct ln_log_target *target);

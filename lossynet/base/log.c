@@ -43,6 +43,18 @@ lossynet_status ln_fail(lossynet_status status, const char *format, ...) {
     return status;
 }
 
+lossynet_status ln_call_wrong(const struct ln_log_target *target, bool ends, const char *function,
+                              const char *format, ...) {
+    char text[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    ln_log_at(target ? target : used, "%s: %s", function, text);
+    if (ends) abort();
+    return LOSSYNET_INVALID;
+}
+
 void ln_log_at(const struct ln_log_target *target, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

@@ -104,6 +104,7 @@ static inline struct lossynet_comm *open_peer_with(lossynet_wire_dtype wire_dtyp
                      LOSSYNET_OK);
     assert_string_equal(lossynet_link_name(comm), "test");
     feed_control(comm, WIRE_STATE, 0, 0, 0, 0);
+    assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
     return comm;
 }
 

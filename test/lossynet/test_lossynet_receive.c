@@ -187,6 +187,7 @@ static void test_rejected(void **state) {
         struct ln_rejected want = {0};
         memset(&comm->transport->receiver.rejected, 0, sizeof comm->transport->receiver.rejected);
         if (kind == 0) feed(comm, data_header(comm, 1, 0), 64), want.late++; /* not begun yet */
+        comm->steps.reducing = false; /* both phases are open */
         lossynet_status status =
             kind ? lossynet_broadcast_begin(comm, x, false) : lossynet_reduce_begin(comm, x, false);
         assert_int_equal(status, LOSSYNET_OK);
@@ -519,8 +520,9 @@ static void random_datagrams(lossynet_wire_dtype wire_dtype) {
     struct lossynet_comm *comm = open_peer_with(wire_dtype);
     float **x = take_vectors(2, 290);
     capture_begin(); /* ABORTs */
-    lossynet_reduce_begin(comm, x, false);
-    lossynet_broadcast_begin(comm, x, false);
+    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
+    comm->steps.reducing = false; /* both phases are open */
+    assert_int_equal(lossynet_broadcast_begin(comm, x, false), LOSSYNET_OK);
     for (uint64_t i = 0; i < 60000; i++) {
         struct wire_header h = data_header(comm, (int)(i % 2), 0);
         uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import operator
 import os
 import pathlib
 from ctypes import c_bool, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
 
 LOGGER = logging.getLogger("lossynet")
 LAGS, AGES = 16, 8
@@ -55,15 +57,32 @@ class NotFinite(ctypes.Structure):
                f"{self.element}{others}"
 
 
+def _whole(kind: Any) -> type:
+    """A whole number as an argument. ctypes alone would wrap one that does not fit."""
+    class Whole(kind):  # pylint: disable=too-few-public-methods
+        """What ctypes calls for each argument."""
+        @classmethod
+        def from_param(cls, value: Any) -> Any:
+            """Also takes numbers of NumPy."""
+            number = operator.index(value)
+            if kind(number).value != number:
+                bits = 8 * ctypes.sizeof(kind) - (kind(-1).value < 0)
+                raise ValueError(f"lossynet: {number}: expected a whole number up to 2**{bits} - 1" +
+                                 ", 0 or more" * (kind(-1).value > 0))
+            return kind(number)
+    return Whole
+
+
 # The functions of lossynet.h by what they return, with a letter for each argument. Those with an int return a status.
-_LETTERS = {"i": c_int, "d": c_double, "n": c_size_t, "q": c_uint64, "b": c_bool, "t": c_char_p, "p": c_void_p}
+_LETTERS = {"i": _whole(c_int), "d": c_double, "n": _whole(c_size_t), "q": _whole(c_uint64), "b": c_bool, "t": c_char_p,
+            "p": c_void_p}
 _FUNCTIONS = {
     c_int: "rendezvous_open:tiidp bootstrap_gather:ppn named_set:ptt named_tensor:ptnn open:ppp step_begin:pq "
-           "reduce:ppb reduce_begin:ppb broadcast:ppb broadcast_begin:ppb bucket_wait:pip broadcast_end:p "
-           "gather_fresh:ppp pulse:pppn swap:ppppp step_counters:pqp report_begin:pqp "
+           "reduce:ppb reduce_begin:ppb bucket_ready:pii broadcast:ppb broadcast_begin:ppb bucket_wait:pip "
+           "broadcast_end:p gather_fresh:ppp pulse:pppn swap:ppppp step_counters:pqp report_begin:pqp "
            "report_end:ppp lost_between:pp",
     None: "messages_to:pp rendezvous_close:p named_close:p named_rule:pp named_shards:pp close:p shard:piipp "
-          "round_as_sent:pp bucket_ready:pii broadcast_ahead:ppd error_feedback_share:pd state_save:pip",
+          "round_as_sent:pp broadcast_ahead:ppd error_feedback_share:pd state_save:pip",
     c_char_p: "version: status_string:i named_get:pt named_name:i link_name:p",
     c_size_t: "struct_bytes:t owned_elements:pi state_bytes:pi",
     c_void_p: "named_open:ip named_settings:pi",
@@ -112,7 +131,11 @@ def tell() -> None:
 
 def call(name: str, *arguments: object) -> None:
     """Calls lossynet_<name>, which returns a status. Raises LossynetError if it fails."""
-    status = get(name, *arguments)
+    must(name, get(name, *arguments))
+
+
+def must(name: str, status: int) -> None:
+    """Raises LossynetError if lossynet_<name> has failed."""
     if status:
         text = get("status_string", status).decode()
         said, _messages[:] = "; ".join(_messages), []

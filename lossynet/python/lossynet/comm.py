@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,16 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .rule import Bound, Rule
-from ._library import EVENT_NAMES, Counters, Drift, LossynetError, NotFinite, World, call, get, tell
+from ._library import EVENT_NAMES, Counters, Drift, LossynetError, NotFinite, World, call, get, must, tell
 
 GRADIENT, PARAMETER = 0, 1  # the phases of a step
 _ALL_WORKERS = -1
 _NAME_BYTES = 64
 _ELSEWHERE = "another rank waits in another collective call"  # a status, after which ranks may still swap names
+_BUSY = "lossynet: {}() while another call of this comm runs, in another thread or for a rule: expected one at a time"
 _TORCHRUN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
              "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FORK_LAUNCHED")
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # how many processes a launcher started
 _SPREAD_BYTES = 16 << 20  # that leave at once
+_ANY_THREAD = ("bucket_ready", "bucket_wait")  # may be called while another call runs
 
 
 class Place(NamedTuple):
@@ -110,7 +113,7 @@ def _array(vector: Any, elements: int, what: str, changes: bool = True) -> np.nd
     if str(getattr(vector, "device", "")) == "cpu" and str(vector.dtype) == "torch.float32":
         array = vector.detach().numpy()
     if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.flags.c_contiguous
-            and array.size == elements and (array.flags.writeable or not changes)):
+            and array.flags.aligned and array.size == elements and (array.flags.writeable or not changes)):
         fixed = " that is read-only" * (isinstance(array, np.ndarray) and not array.flags.writeable)
         raise ValueError(f"lossynet: {what}: expected {elements} contiguous float32 in the host's memory, got "
                          f"{type(vector).__name__} {getattr(vector, 'dtype', '')} "
@@ -123,6 +126,14 @@ def _numbers(given: Any) -> np.ndarray:
     if array.dtype.hasobject:
         raise TypeError(f"lossynet: expected numbers, or an array of them, got {type(given).__name__} {given!r}")
     return array
+
+
+def _sizes(what: str, given: Any) -> Any:
+    numbers = [operator.index(each) for each in given]
+    sizes = (ctypes.c_size_t * len(numbers))(*numbers)
+    if [*sizes] != numbers:
+        raise ValueError(f"lossynet: {what}: expected whole numbers from 0 on, got {numbers}")
+    return sizes
 
 
 def _index(name: str, index: int, count: int) -> int:
@@ -158,18 +169,23 @@ class Comm:
                  tensors: dict[str, slice] | None = None, shards: Sequence[Sequence[int]] | None = None,
                  check: Callable[..., None] | None = None, **given: Any):
         self.buckets = [_whole("elements", each) for each in (elements if np.ndim(elements) else [elements])]
-        self.elements = sum(self.buckets)
+        self.elements, sizes = sum(self.buckets), _sizes("elements", self.buckets)
         place, world, self.process = Place.of(rank, ranks, address), World(), os.getpid()
         call("rendezvous_open", place.address.encode(), place.rank, place.ranks, number("timeout", timeout), world)
         self.rank, self.ranks = place.rank, place.ranks
-        sizes, handle = (ctypes.c_size_t * len(self.buckets))(*self.buckets), ctypes.c_void_p()
+        handle, self._busy = ctypes.c_void_p(), threading.Lock()
         self._named = get("named_open", len(self.buckets), sizes)
-        self._end = weakref.finalize(self, _close, self._named, handle, world, os.getpid())  # also when Python ends
+        self._end = weakref.finalize(  # also when Python ends
+            self, _close, self._named, handle, world, os.getpid(), self._busy)
         for name in given.keys() - set(options()):
             raise _no_option(name)
         for name, value in {**given, "workers": world.ranks}.items():
             call("named_set", self._named, name.replace("_", "-").encode(), _text(value).encode())
         for name, place in (tensors or {}).items():
+            if not isinstance(place, slice) or place.indices(self.elements) != (place.start, place.stop, 1) or \
+                    place.stop < place.start:
+                raise ValueError(f"lossynet: tensors[{name!r}] is {place}: expected slice(FIRST, END) of the "
+                                 f"{self.elements} elements")
             call("named_tensor", self._named, name.encode(), place.start, place.stop - place.start)
         self._rule = Bound(rule) if rule is not None else None
         if self._rule:
@@ -178,23 +194,24 @@ class Comm:
             raise ValueError(f"lossynet: shards: expected a list of {len(self.buckets)} buckets, each of {self.ranks} "
                              "numbers, one for each rank")
         if shards:
-            owned = (ctypes.c_size_t * (len(shards) * self.ranks))(*(size for bucket in shards for size in bucket))
+            owned = _sizes("shards", itertools.chain(*shards))
             get("named_shards", self._named, owned)  # which stays until the comm is open
         if check:
             check(functools.partial(_gather_at_start, world), self.rank)
         self.norm, self.steps = float("nan"), 0  # of the last averaged gradient, of the run: for a rule
         self._step, self._lossless = 0, False
         self._begun: tuple[int, ...] = ()  # the present step and the one before
-        self._sent: dict[int, Any] = {}  # by phase: a vector that the library reads until the phase has ended
+        self._sent: tuple[list[Any], ...] = [], []  # by phase: vectors that the library reads until it has ended
         self.place = ""  # what the caller is in, for errors: by default the name of a method
         call("open", world, get("named_settings", self._named, world.ranks), ctypes.byref(handle))
         self._handle = handle
         self._ahead = None  # memory that the library reads
-        self._lists: dict[int, Any] = {}
         self.carry(True)
 
     def close(self) -> None:
         """Leaves the other ranks. The comm is then of no use."""
+        if self._end.alive and self._busy.locked() and os.getpid() == self.process:
+            raise LossynetError(_BUSY.format("close"), "busy")
         self._end()
 
     def __enter__(self) -> Comm:
@@ -211,6 +228,23 @@ class Comm:
             raise LossynetError("this process was forked from a rank: expected the rank to make the call", "forked")
         return self._handle
 
+    def _get(self, name: str, *given: Any) -> Any:
+        """Calls lossynet_<name>, which takes one thread at a time."""
+        comm = self._comm
+        if name in _ANY_THREAD:
+            return get(name, comm, *given)
+        if not self._busy.acquire(blocking=False):
+            raise LossynetError(_BUSY.format(name), "busy")
+        try:
+            return get(name, comm, *given)
+        finally:
+            self._busy.release()
+
+    def _call(self, name: str, *given: Any) -> None:
+        """The same, of functions that return a status."""
+        must(name, self._get(name, *given))
+        tell()
+
     # ---- facts
 
     def option(self, name: str) -> str:
@@ -223,7 +257,7 @@ class Comm:
     @property
     def link(self) -> str:
         """How packets travel: "udp", "verbs", or "memory" with a single rank."""
-        return get("link_name", self._comm).decode()
+        return self._get("link_name").decode()
 
     def _bucket(self, bucket: int) -> int:
         return _index("bucket", bucket, len(self.buckets))
@@ -231,7 +265,7 @@ class Comm:
     def shard(self, rank: int, bucket: int) -> slice:
         """The elements of the whole vector that a rank owns in a bucket. It may be empty."""
         offset, count = ctypes.c_size_t(), ctypes.c_size_t()
-        get("shard", self._comm, _index("rank", rank, self.ranks), self._bucket(bucket), offset, count)
+        self._get("shard", _index("rank", rank, self.ranks), self._bucket(bucket), offset, count)
         return slice(offset.value, offset.value + count.value)
 
     def owned(self, rank: int | None = None) -> list[slice]:
@@ -242,10 +276,7 @@ class Comm:
     # ---- a step
 
     def _vectors(self, vector: Any) -> Any:
-        address = _address(vector, self.elements, "vector")
-        if address not in self._lists:  # the library reads the list until the phase has ended
-            self._lists[address] = (ctypes.c_void_p * 1)(address)
-        return self._lists[address]
+        return (ctypes.c_void_p * 1)(_address(vector, self.elements, "vector"))
 
     def step_begin(self, step: int) -> None:
         """Starts step 0, 1, ..., the same on every rank. Collective."""
@@ -254,7 +285,7 @@ class Comm:
 
     def step_begin_known(self, step: int) -> None:
         """The same where ranks are known to be in the same step, without a round trip."""
-        call("step_begin", self._comm, step)
+        self._call("step_begin", step)
         self._step, self._begun = step, (*self._begun[-1:], step)
         self._ask_rule(GRADIENT)
 
@@ -265,13 +296,20 @@ class Comm:
     def _phase(self, name: str, *given: Any) -> None:
         """A call in which the library may call the rule, and in which other ranks may not be."""
         try:
-            call(name, self._comm, *given)
+            self._call(name, *given)
         except LossynetError as error:
             if error.status == _ELSEWHERE:
                 self.agree(self.place or f"{name}() of step {self._step}")
             raise
         if self._rule:
             self._rule.check()
+
+    def _send(self, phase: int, name: str, vector: Any) -> None:
+        """A phase or its begin. Where it fails, what was begun before may go on."""
+        vectors = self._vectors(vector)
+        self._sent[phase].append((vector, vectors))
+        self._phase(name, vectors, self._lossless)
+        del self._sent[phase][:-1]
 
     def agree(self, name: str) -> None:
         """All ranks say which call they are in. LossynetError, on all ranks: they are not in the same. Collective."""
@@ -294,8 +332,7 @@ class Comm:
 
     def reduce_begin(self, vector: Any) -> None:
         """From now on buckets leave when they are ready. ``reduce`` of the same vector must follow."""
-        self._phase("reduce_begin", self._vectors(vector), self._lossless)
-        self._sent[GRADIENT] = vector
+        self._send(GRADIENT, "reduce_begin", vector)
 
     def bucket_ready(self, bucket: int) -> None:
         """This rank's vector is final in a bucket. Buckets become ready in ascending order."""
@@ -304,27 +341,23 @@ class Comm:
     def reduce(self, vector: Any) -> None:
         """GRADIENT phase: this rank's shards of ``vector`` (elements float32, changed in place) become the
         average of what arrived. With ``carry`` other elements change, too. Collective."""
-        vectors, begun = self._vectors(vector), self._sent.pop(GRADIENT, vector)
-        if self._vectors(begun) is not vectors:
-            raise ValueError("lossynet: reduce() of another vector than that of reduce_begin(): expected the same")
-        self._phase("reduce", vectors, self._lossless)
+        self._send(GRADIENT, "reduce", vector)
 
     def broadcast(self, vector: Any) -> None:
         """PARAMETER phase: every rank sends its shards of ``vector``; what arrives overwrites, what does not
         arrive stays. Collective."""
         self._ask_rule(PARAMETER)
-        self._phase("broadcast", self._vectors(vector), self._lossless)
+        self._send(PARAMETER, "broadcast", vector)
 
     def broadcast_begin(self, vector: Any) -> None:
         """The same in parts: until ``broadcast_end`` only buckets that were waited for may be read, and what
         this rank owns must not be written before the next ``reduce`` has returned. Collective."""
         self._ask_rule(PARAMETER)
-        self._sent[PARAMETER] = vector
-        self._phase("broadcast_begin", self._vectors(vector), self._lossless)
+        self._send(PARAMETER, "broadcast_begin", vector)
 
     def bucket_wait(self, bucket: int) -> None:
         """Waits until no more of a bucket can arrive. The last bucket arrives first."""
-        call("bucket_wait", self._comm, self._bucket(bucket), None)
+        self._call("bucket_wait", self._bucket(bucket), None)
 
     def broadcast_end(self) -> None:
         """Ends what ``broadcast_begin`` began, if anything. Collective."""
@@ -334,32 +367,34 @@ class Comm:
         """Whether the next ``reduce`` adds what was lost of earlier gradients (option ``carry``). A gradient that was
         not finite was lost, and the next step should be made without it: False then. The same on all ranks."""
         share = float(self.option("carry").replace("auto", "1"))
-        get("error_feedback_share", self._comm, share if on else 0.0)
+        self._get("error_feedback_share", share if on else 0.0)
 
     def lead(self) -> float:
         """How many steps ahead of the model owners should broadcast (options ``lead``, ``look_ahead``)."""
-        measured = get("lead", self._comm) if self.option("lead") == "auto" else 0.0
+        measured = self._get("lead") if self.option("lead") == "auto" else 0.0
         return measured + float(self.option("look_ahead")) if self.ranks > 1 else 0.0
 
     def broadcast_ahead(self, ahead: Any | None, lead: float) -> None:
         """From now on broadcasts send ``ahead`` (owned elements, float32, in order of buckets) instead of the
         shards; None: the shards again. Its contents must stay until the next ``reduce`` has returned."""
-        count = get("owned_elements", self._comm, self.rank)
+        count = self._get("owned_elements", self.rank)
         self._ahead = None if ahead is None else (
             ahead, (ctypes.c_void_p * 1)(_address(ahead, count, "ahead", changes=False)))
-        get("broadcast_ahead", self._comm, self._ahead and self._ahead[1], lead)
+        self._get("broadcast_ahead", self._ahead and self._ahead[1], lead)
 
     # ---- reliable exchanges
 
     def start(self, vector: Any) -> None:
         """Rounds equal vectors as a broadcast with ``wire_dtype`` would have left them."""
-        get("round_as_sent", self._comm, self._vectors(vector))
+        self._get("round_as_sent", self._vectors(vector))
 
     def gather_fresh(self, vector: Any, fresh: Any) -> None:
         """Puts the shards of all ranks' ``vector`` together in ``fresh`` (elements float32), on every rank.
         Nothing is lost. Collective."""
+        if np.may_share_memory(_array(vector, self.elements, "vector"), _array(fresh, self.elements, "fresh")):
+            raise ValueError("lossynet: fresh is a part of vector: expected other memory")
         self.agree("gather_fresh()")
-        call("gather_fresh", self._comm, self._vectors(vector), _address(fresh, self.elements, "fresh"))
+        self._call("gather_fresh", self._vectors(vector), _address(fresh, self.elements, "fresh"))
 
     def spread(self, vector: Any) -> None:
         """Gives every rank rank 0's ``vector``. Nothing is lost. Collective."""
@@ -387,7 +422,7 @@ class Comm:
     def _swap(self, gives: np.ndarray, given: list[int], takes: np.ndarray, taken: list[int]) -> None:
         """given: bytes for each rank, which lie in gives one after the other; taken: from each rank."""
         offsets = [(ctypes.c_size_t * (self.ranks + 1))(0, *itertools.accumulate(sizes)) for sizes in (given, taken)]
-        call("swap", self._comm, gives.ctypes.data, offsets[0], takes.ctypes.data, offsets[1])
+        self._call("swap", gives.ctypes.data, offsets[0], takes.ctypes.data, offsets[1])
 
     def pulse(self, mine: np.ndarray, name: str | None = None) -> np.ndarray:
         """The all_gather that a step makes once; it carries the step's measurements. name: as in all_gather, or empty
@@ -404,7 +439,7 @@ class Comm:
         has one in what it sends (its gradient, or the parameters that it owns), and where. None: there is none.
         Such a step should be made without an update; the next one goes on."""
         found = NotFinite()
-        return found if get("is_not_finite", self._comm, found) else None
+        return found if self._get("is_not_finite", found) else None
 
     # ---- accounting
 
@@ -416,13 +451,13 @@ class Comm:
             raise ValueError(f"lossynet: counters of step {step}: expected the present step or the one before, "
                              f"{' or '.join(map(str, self._begun[::-1])) or 'after step_begin()'}")
         self.agree("counters()")
-        call("step_counters", self._comm, step, counters)
+        self._call("step_counters", step, counters)
         return _counters(counters)
 
     def report_begin(self, step: int, vector: Any) -> None:
         """Measures the step whose broadcast has ended; ``report_end`` computes. A pulse in between
         carries the measurements. Collective."""
-        call("report_begin", self._comm, step, self._vectors(vector))
+        self._call("report_begin", step, self._vectors(vector))
 
     def report_end(self) -> dict[str, Any]:
         """``counters``, and drift and ages of the step of ``report_begin``. Collective."""
@@ -437,7 +472,7 @@ class Comm:
         the comm was opened. Collective."""
         lost = np.empty((self.ranks, self.ranks), np.float32)
         self.agree("lost_between()")
-        call("lost_between", self._comm, lost.ctypes.data)
+        self._call("lost_between", lost.ctypes.data)
         return lost
 
     # ---- state, for resuming
@@ -446,15 +481,16 @@ class Comm:
         """What the comm remembers from step to step. Between steps only."""
         state = {}
         for name, worker in (("worker", self.rank), ("all", _ALL_WORKERS)):
-            buffer = ctypes.create_string_buffer(get("state_bytes", self._comm, worker))
-            get("state_save", self._comm, worker, buffer)
+            buffer = ctypes.create_string_buffer(self._get("state_bytes", worker))
+            self._get("state_save", worker, buffer)
             state[name] = buffer.raw
         return state
 
     def load_state(self, state: dict[str, bytes]) -> None:
         """Loads ``state()`` into a comm that has made no step. ValueError: it is of another one."""
         for name, worker in (("worker", self.rank), ("all", _ALL_WORKERS)):
-            if not get("state_load", self._comm, worker, state[name], len(state[name])):
+            held = state.get(name) if isinstance(state, dict) else None
+            if not isinstance(held, bytes) or not self._get("state_load", worker, held, len(held)):
                 raise ValueError(f"lossynet: state of rank {self.rank}: it is of a comm with other ranks, "
                                  "buckets, packets or seed: expected the same settings")
 
@@ -474,9 +510,9 @@ def _counters(counters: Counters) -> dict[str, Any]:
             "resent": list(counters.resent), **dict(zip(EVENT_NAMES, counters.network))}
 
 
-def _close(named: int, handle: ctypes.c_void_p, world: World, process: int) -> None:
-    if os.getpid() != process:
-        return  # in a forked process, such as a DataLoader's worker: the comm is the parent's
+def _close(named: int, handle: ctypes.c_void_p, world: World, process: int, busy: threading.Lock) -> None:
+    if os.getpid() != process or not busy.acquire(blocking=False):
+        return  # in a forked process, such as a DataLoader's worker: the comm is the parent's; or a thread is in a call
     if handle:
         get("close", handle)
         handle.value = None

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from ctypes import POINTER, c_bool, c_double, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -105,6 +106,11 @@ class Bound:
             raise RuntimeError(f"lossynet: {type(self.rule).__name__} called exit(): expected its methods to "
                                "return") from error
 
+    def _refuse_kept(self, array: np.ndarray, method: str) -> None:
+        """Later its memory may be gone."""
+        if sys.getrefcount(array) > 3:  # here, in the caller, and as an argument
+            raise RuntimeError(f"lossynet: {type(self.rule).__name__}.{method} keeps `values`: expected values.copy()")
+
     def reliable(self, *given: Any) -> bool:
         """The rule's method, which Comm calls itself."""
         try:
@@ -115,7 +121,9 @@ class Bound:
 
     def _send(self, _context: Any, pointer: Any, worker: int, values: int) -> None:
         part = Part.from_buffer_copy(pointer.contents)
-        self.rule.send(part, worker, _view(values, part.count, c_float))
+        array = _view(values, part.count, c_float)
+        self.rule.send(part, worker, array)
+        self._refuse_kept(array, "send")
 
     def _average(self, _context: Any, pointer: Any, gradients: Any, arrived: int, carried: int, average: int) -> None:
         part = Part.from_buffer_copy(pointer.contents)
@@ -133,4 +141,6 @@ class Bound:
 
     def _receive(self, _context: Any, pointer: Any, worker: int, age: int, values: int) -> None:
         part = Part.from_buffer_copy(pointer.contents)
-        self.rule.receive(part, worker, _view(values, part.count, c_float), _view(age, part.packets, c_uint32).copy())
+        array = _view(values, part.count, c_float)
+        self.rule.receive(part, worker, array, _view(age, part.packets, c_uint32).copy())
+        self._refuse_kept(array, "receive")
