@@ -142,6 +142,8 @@ $(TESTS) $(EMULATED_TESTS) $(PTX_TESTS): private LDFLAGS += $(GOLD)
 # Tests in which lossynet's allocations fail (test/lossynet/failing_memory.h).
 $(BUILD)/test/lossynet/test_lossynet $(BUILD)/test/lossynet/test_secure: \
     LDFLAGS += -Wl,--wrap=ln_memory_take
+# A test in which a name has two addresses.
+$(BUILD)/test/lossynet/test_rendezvous: LDFLAGS += -Wl,--wrap=getaddrinfo
 # Tests in which a hook drops, repeats and delays datagrams (test/lossynet/test_lossynet_threads.h).
 HOOKED := $(patsubst %,test/lossynet/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits \
               not_finite)

@@ -34,6 +34,7 @@
 static const uint64_t MAGIC = 0x6c6f737379310003; /* "lossy1", version 3 */
 static const uint64_t EARLY = 0x6c6f7373794e4f54; /* in a seat: come again, for a later meeting */
 static const double ENDED_SECONDS = 0.2;          /* how often rank 0 asks which ranks have ended */
+static const double ATTEMPT_SECONDS = 2;          /* for an address of several */
 
 enum { NONCE_BYTES = 16 };
 
@@ -239,15 +240,22 @@ static int listen_at(const char *address, const int ports[2]) {
     struct addrinfo *found = resolve(address, true);
     if (!found) return -1;
     const int again = !ports[0];
-    int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &again, sizeof again) ||
-        !ln_port_bind(fd, found->ai_addr, found->ai_addrlen, ports) || listen(fd, SOMAXCONN)) {
-        ln_log("rendezvous '%s': rank 0 cannot listen there: %s: expected an address of "
-               "this host and a free port",
-               address, strerror(errno));
+    int fd = -1, failure = EADDRNOTAVAIL;
+    /* A name may have addresses that this host lacks. A port that is taken is another program's. */
+    for (const struct addrinfo *at = found; at && fd < 0 && failure != EADDRINUSE;
+         at = at->ai_next) {
+        fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
+        if (fd >= 0 && !setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &again, sizeof again) &&
+            ln_port_bind(fd, at->ai_addr, at->ai_addrlen, ports) && !listen(fd, SOMAXCONN))
+            break;
+        failure = errno;
         if (fd >= 0) close(fd);
         fd = -1;
     }
+    if (fd < 0)
+        ln_log("rendezvous '%s': rank 0 cannot listen there: %s: expected an address of "
+               "this host and a free port",
+               address, strerror(failure));
     freeaddrinfo(found);
     return fd;
 }
@@ -471,19 +479,22 @@ static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_
 
 /* ---- the others ---- */
 
-/* Tries again until rank 0 listens. listened: rank 0 listens already; if it has only one address, a
+/* Tries again until rank 0 listens. Where a name has several addresses, one that does not answer takes only
+ * a part of the time. listened: rank 0 listens already; if it has only one address, a
  * refusal is then final. */
 static int connect_to(const struct addrinfo *found, bool listened, double seconds) {
     const struct timespec pause = {0, 50000000};
     const double end = ln_now() + seconds;
     for (const struct addrinfo *to = found;; to = to->ai_next ? to->ai_next : found) {
         int fd = socket(to->ai_family, to->ai_socktype | SOCK_CLOEXEC, to->ai_protocol);
-        if (fd < 0) return -1;
-        set_timeout(fd, seconds);
-        send_at_once(fd);
-        if (connect(fd, to->ai_addr, to->ai_addrlen) == 0) return fd;
-        int failure = errno;
-        close(fd);
+        if (fd >= 0) set_timeout(fd, found->ai_next ? fmin(seconds, ATTEMPT_SECONDS) : seconds);
+        if (fd >= 0) send_at_once(fd);
+        if (fd >= 0 && connect(fd, to->ai_addr, to->ai_addrlen) == 0) {
+            set_timeout(fd, seconds);
+            return fd;
+        }
+        const int failure = errno == EINPROGRESS ? ETIMEDOUT : errno;
+        if (fd >= 0) close(fd);
         errno = failure;
         if (ln_now() >= end) return -1;
         if (listened && failure == ECONNREFUSED && !found->ai_next) return -1;

@@ -1,6 +1,7 @@
 /* test_rendezvous.c — tests how ranks meet without MPI (lossynet/rendezvous.c). Each rank is a
  * thread with its own world, and they meet over loopback. */
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -413,6 +414,70 @@ static void connections_that_say_nothing_hold_up_nobody(void **state) {
     close(listener);
 }
 
+/* The host "two" has two addresses; libc's function does the rest. */
+static const char *two[2];
+
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out);
+int __real_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out);
+
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out) {
+    const bool both = host && strcmp(host, "two") == 0;
+    int failed = __real_getaddrinfo(both ? two[0] : host, port, hints, out);
+    struct addrinfo **last = out;
+    while (!failed && both && *last) last = &(*last)->ai_next;
+    return failed || !both ? failed : __real_getaddrinfo(two[1], port, hints, last);
+}
+
+/* A socket at 127.0.0.2 and our port whose queue is full: it answers nobody. */
+static int answer_nobody(int *waiting) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK + 1)}};
+    at.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+    const int full = socket(AF_INET, SOCK_STREAM, 0);
+    *waiting = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(full, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(full, 0), 0);
+    assert_int_equal(connect(*waiting, (struct sockaddr *)&at, sizeof at), 0);
+    return full;
+}
+
+/* An address that does not answer, or that this host lacks, is not the only one of a name. */
+static void a_name_may_have_two_addresses(void **state) {
+    (void)state;
+    int waiting;
+    const int full = answer_nobody(&waiting);
+    char port[16];
+    snprintf(port, sizeof port, "%s", strrchr(address, ':'));
+    snprintf(address, sizeof address, "two%s", port);
+    two[0] = "192.0.2.1", two[1] = "127.0.0.1"; /* the first is for documentation: RFC 5737 */
+    int listener, bound;
+    const int any[2] = {0, 0};
+    assert_int_equal(lossynet_rendezvous_listen("two:0", any, &listener, &bound), LOSSYNET_OK);
+    close(listener);
+    struct rank *all = take_ranks(2, 40, 8);
+    two[0] = "127.0.0.2";
+    assert_int_equal(pthread_create(&all[1].thread, NULL, live, &all[1]), 0);
+    snprintf(address, sizeof address, "two%s", port);
+    struct lossynet_world world;
+    char own[32];
+    snprintf(own, sizeof own, "127.0.0.1%s", port);
+    assert_int_equal(lossynet_rendezvous_open(own, 0, 2, 40, &world), LOSSYNET_OK);
+    memset(all[0].all, 1, 8);
+    assert_int_equal(lossynet_bootstrap_gather(&world, all[0].all, 8), LOSSYNET_OK);
+    pthread_join(all[1].thread, NULL);
+    assert_int_equal(all[1].met, LOSSYNET_OK);
+    lossynet_rendezvous_close(&world);
+    free(all);
+
+    snprintf(own, sizeof own, "127.0.0.2%s", port);
+    assert_int_equal(lossynet_rendezvous_open(own, 1, 2, 1, &world), LOSSYNET_LINK);
+    assert_said("rank 1 reaches nobody in 1 s: Connection timed out: expected rank 0 to listen");
+    close(waiting);
+    close(full);
+}
+
 /* It may have come for the next meeting, so it is not sent away. */
 static void who_is_not_heard_in_time_is_asked_to_come_again(void **state) {
     (void)state;
@@ -600,6 +665,7 @@ int main(void) {
         cmocka_unit_test_setup(who_has_ended_is_not_waited_for, begin),
         cmocka_unit_test_setup(a_meeting_may_be_over_at_any_moment, begin),
         cmocka_unit_test_setup(connections_that_say_nothing_hold_up_nobody, begin),
+        cmocka_unit_test_setup(a_name_may_have_two_addresses, begin),
         cmocka_unit_test_setup(who_is_not_heard_in_time_is_asked_to_come_again, begin),
         cmocka_unit_test_setup(a_rank_0_that_hangs_is_missed, begin),
         cmocka_unit_test_setup(who_is_lost_in_a_share_is_named, begin),
