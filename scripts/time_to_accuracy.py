@@ -55,7 +55,7 @@ def fail(text):
 
 def rows_of(path, section):
     """[(label, dropped, tax, half of its interval, our exchange)] of the section."""
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         table = list(csv.DictReader(file))
     if not table or not {"step_tax", "dropped", "phases", "wire_dtype"} <= set(table[0]):
         fail(f"{path}: expected a table.csv of scripts/sweeps/sweep.py NAME --table")

@@ -315,7 +315,7 @@ class Settings:
         self.name = os.path.splitext(os.path.basename(path))[0]
         self.common, self.sections = Section("", 0), []
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8-sig") as file:
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"

@@ -557,6 +557,7 @@ loss-rate/wire-dtype/plain/lead/carry/repair/repair-budget = 0/float32/no/off/0/
                           ("float32/no/off/0/0,0/0", "float32/no/auto/0/0,0/0", f"{wire}/no/auto/1/{rounds}/0",
                            "float32/no/auto/1/0,0/0")) +
                  " 0.2/auto/no/auto/auto/auto/auto 0.2/auto/yes/off/0/0,0/0\n", data)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))  # as some editors do
     settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
     settings.expand()
     results = {}

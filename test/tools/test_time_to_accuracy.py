@@ -50,7 +50,7 @@ def cells(text):
 
 def test_hours(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text(TABLE)
+    path.write_text(TABLE, encoding="utf-8-sig")  # as a spreadsheet writes it
     done = hours(path, "--section=Steep", "--links=1,100", "--workers=8", "--parameters=1e9", "--tokens=1e6", "--tflops=100",
                  f"--svg={tmp_path}/hours.svg")
     assert done.returncode == 0, done.stderr
