@@ -286,6 +286,23 @@ def test_calls_at_once_and_out_of_order(package):
         assert re.search(part if part == busy else re.escape(part), line), said
 
 
+INTERRUPTED = """
+import os, signal, threading, time, numpy, lossynet
+comm = lossynet.Comm(10)
+if comm.rank:
+    time.sleep(3)
+    os._exit(0)
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+comm.all_gather(numpy.zeros(1))
+"""
+
+
+def test_control_c_while_the_library_says_something(package):
+    first, second = start(package, INTERRUPTED, 2)
+    errors = first.communicate(timeout=TIMEOUT)[1]
+    assert second.wait(TIMEOUT) == 0 and first.returncode == -2 and "Exception ignored" not in errors, errors
+
+
 def test_missing_library(package):
     (only,) = start(package, "import lossynet", 1, LOSSYNET_LIBRARY="/nowhere.so")
     assert "expected `pip install ./lossynet/python`" in only.communicate(timeout=TIMEOUT)[1]

@@ -10,6 +10,7 @@ import logging
 import operator
 import os
 import pathlib
+import sys
 from ctypes import c_bool, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -90,14 +91,10 @@ _FUNCTIONS = {
     c_bool: "is_not_finite:pp state_load:pipn",
 }
 _LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
-_messages: list[str] = []  # what the library has said since the last call returned
-
-
-def _keep_message(_context: object, message: bytes) -> None:
-    _messages.append(message.decode(errors="replace"))
-
-
-_keep = _LOG(_keep_message)  # it must live as long as the library
+_messages: list[bytes] = []  # what the library has said since the last call returned
+# It must live as long as the library. Not a function of Python's, in which a Ctrl-C would be raised and lost; the
+# first argument is the context below.
+_keep = _LOG(_messages.insert)
 
 
 def _load() -> ctypes.CDLL:
@@ -116,7 +113,7 @@ def _load() -> ctypes.CDLL:
         if size != ctypes.sizeof(ours):
             raise ImportError(f"{path}: struct lossynet_{name} has {size} bytes, expected "
                               f"{ctypes.sizeof(ours)}: the library is of another version than the package")
-    library.lossynet_messages_to(_keep, None)
+    library.lossynet_messages_to(_keep, sys.maxsize)
     return library
 
 
@@ -126,7 +123,7 @@ LIBRARY = _load()
 def tell() -> None:
     """Hands the library's messages to the logger "lossynet"."""
     while _messages:
-        LOGGER.warning("%s", _messages.pop(0))
+        LOGGER.warning("%s", _messages.pop(0).decode(errors="replace"))
 
 
 def call(name: str, *arguments: object) -> None:
@@ -138,7 +135,7 @@ def must(name: str, status: int) -> None:
     """Raises LossynetError if lossynet_<name> has failed."""
     if status:
         text = get("status_string", status).decode()
-        said, _messages[:] = "; ".join(_messages), []
+        said, _messages[:] = "; ".join(each.decode(errors="replace") for each in _messages), []
         raise LossynetError(said or f"lossynet_{name}: {text}", text)
     tell()
 
