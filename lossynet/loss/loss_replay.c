@@ -8,10 +8,12 @@
  */
 #include "lossynet/loss/loss.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { PART = 2, TOLD, KINDS }; /* kinds of records; before them a link's, which are its phases */
 
@@ -243,6 +245,13 @@ bool ln_loss_replay_fits(const struct ln_loss_replay *r, const size_t *packets, 
         return false;
     }
     return !feedback || tells_senders(r, workers, why, why_size);
+}
+
+FILE *ln_loss_file(const char *path) {
+    struct stat status;
+    if (stat(path, &status) || S_ISREG(status.st_mode)) return fopen(path, "r");
+    errno = S_ISDIR(status.st_mode) ? EISDIR : ESPIPE;
+    return NULL;
 }
 
 lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t steps,

@@ -29,13 +29,6 @@
 
 enum { LINE = 4096 };
 
-FILE *ln_loss_file(const char *path) {
-    struct stat status;
-    if (stat(path, &status) || S_ISREG(status.st_mode)) return fopen(path, "r");
-    errno = S_ISDIR(status.st_mode) ? EISDIR : ESPIPE;
-    return NULL;
-}
-
 /* Returns whether a file may be written anew: it has nothing in it, or an earlier trace, or is a pipe. */
 static bool is_free(const char *path) {
     char begin[7] = "";
