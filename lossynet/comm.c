@@ -12,6 +12,7 @@
  *     error feedback:  residuals 2 V P bytes (with skip_late 4 V P), masses 4 V K bytes
  */
 #include "lossynet/comm.h"
+#include "lossynet/algorithm/calls.h"
 #include "lossynet/crypto/crypto.h"
 
 #include <omp.h>

@@ -60,9 +60,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     struct param_layout layout;
     const int workers = o->net.workers ? o->net.workers : comm_planned_world(o, world).ranks;
     const struct lossynet_world cluster = {.ranks = workers, .local_ranks = 1};
-    if (config_of_model(o->model, &c) || config_complete(o->model, validate_vocabulary(o), 0, &c))
-        return -1;
-    if (comm_layout(o, &c, workers, &layout)) return -1;
+    if (validate_planned_config(o, &c) || comm_layout(o, &c, workers, &layout)) return -1;
     threads_choose_alone(o->threads, world->local_ranks);
     struct memory_plan_settings settings =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));

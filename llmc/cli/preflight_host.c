@@ -39,9 +39,7 @@ int preflight_choose(const struct options *o, const struct lossynet_world *world
     struct backend_choice choice;
     const struct lossynet_world planned = comm_planned_world(o, world);
     const int workers = o->net.workers ? o->net.workers : planned.ranks;
-    if (config_of_model(o->model, &c) || config_complete(o->model, validate_vocabulary(o), 0, &c) ||
-        comm_layout(o, &c, workers, &layout))
-        return -1;
+    if (validate_planned_config(o, &c) || comm_layout(o, &c, workers, &layout)) return -1;
     struct memory_plan_settings run =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, &layout, workers, planned.ranks, &run);

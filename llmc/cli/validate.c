@@ -27,14 +27,17 @@ int validate_sequence_length(const struct options *o, int positions) {
     return o->seq ? o->seq : positions < 1024 ? positions : 1024;
 }
 
-int validate_vocabulary(const struct options *o) {
+int validate_planned_config(const struct options *o, struct llama_config *out) {
     char text[DATALOADER_DESCRIPTION];
     int found = o->vocabulary;
     const bool muted = log_muted;
     log_muted = true;
     if (!found && o->train) dataloader_describe(o->train, text, &found);
     log_muted = muted;
-    return found ? found : VALIDATE_VOCABULARY;
+    return config_of_model(o->model, out) ||
+                   config_complete(o->model, found ? found : VALIDATE_VOCABULARY, 0, out)
+               ? -1
+               : 0;
 }
 
 int validate_answer(const struct options *o, const char *revision) {

@@ -4,6 +4,7 @@
 #ifndef LLMC_CLI_VALIDATE_H
 #define LLMC_CLI_VALIDATE_H
 
+#include "llmc/model/config.h"
 #include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
@@ -26,9 +27,9 @@ int validate_options(const struct options *options, int ranks);
 /* Of a preset, where neither options nor data say it. */
 enum { VALIDATE_VOCABULARY = 32000 };
 
-/* The vocabulary of a preset in a plan, which needs no data: the option's, or else that of --train if its
- * files are here, or VALIDATE_VOCABULARY. */
-int validate_vocabulary(const struct options *options);
+/* The model's shape in a plan, which needs no data. A preset has the option's vocabulary, or else that of
+ * --train if its files are here, or VALIDATE_VOCABULARY. Returns 0, or -1 after reporting. */
+int validate_planned_config(const struct options *options, struct llama_config *out);
 
 /* The number of tokens of a sequence, for a model with a context of `positions` tokens. */
 int validate_sequence_length(const struct options *options, int positions);

@@ -8,7 +8,7 @@
  *
  *     gradient.c        GRADIENT phase: estimator weights, weighted sum      }  each phase from its
  *     parameter.c       PARAMETER phase: copies, ages, fresh elements        }  begin to its end
- *     calls.c           checks of what public functions are given
+ *     calls.c           checks of what public functions are given (calls.h)
  *     rule.c            a rule of the program's own in their place
  *     arrivals.c        which packets arrived; injected.c: which ones injected loss lets through
  *     acknowledge.c     tells their senders
@@ -213,13 +213,6 @@ int ln_wire_bits(const struct lossynet_comm *comm, lossynet_phase phase);
  * `remote` those that workers of other ranks own. */
 void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                      bool remote);
-
-/* calls.c. Call it before vectors are read or written. Logs a line, which names the public function, if one is NULL, or
- * if they are bfloat16 and the program has not called lossynet_shards. The second also wants a step. */
-lossynet_status ln_vectors_check(const struct lossynet_comm *comm, float *const *vectors,
-                                 const char *function);
-lossynet_status ln_phase_check(const struct lossynet_comm *comm, float *const *vectors,
-                               const char *function);
 
 /* ---- exchange between ranks (exchange.c) ---- */
 
@@ -654,33 +647,6 @@ struct lossynet_comm {
     struct lossynet_lead lead;
 };
 
-/* LN_EXPECT and LN_DEMAND of a comm that may be NULL. */
-#define LN_NO_COMM "comm is NULL: expected one that lossynet_open has opened"
-#define COMM_EXPECT(comm, ...)                                                                     \
-    do {                                                                                           \
-        LN_EXPECT(NULL, comm, LN_NO_COMM);                                                         \
-        LN_EXPECT(&(comm)->resources.log, __VA_ARGS__);                                            \
-    } while (0)
-#define COMM_DEMAND(comm, ...)                                                                     \
-    do {                                                                                           \
-        LN_DEMAND(NULL, comm, LN_NO_COMM);                                                         \
-        LN_DEMAND(&(comm)->resources.log, __VA_ARGS__);                                            \
-    } while (0)
-#define LN_NO_OUTPUT "expected memory for what is returned, got NULL"
-#define LN_NO_BYTES "expected memory to give and memory to receive, got NULL"
-#define LN_IN_RANGE(i, count) ((i) >= 0 && (i) < (count))
-#define LN_NO_VECTORS "expected a vector for each worker of this rank, got NULL"
-#define COMM_PHASE(phase) LN_IN_RANGE((int)(phase), 2), "phase %d: expected 0 or 1", (int)(phase)
-#define COMM_BUCKET(comm, b)                                                                       \
-    LN_IN_RANGE(b, (comm)->partition.buckets), "bucket %d: expected 0 to %d", b,                   \
-        (comm)->partition.buckets - 1
-#define COMM_WORKER(comm, w)                                                                       \
-    LN_IN_RANGE(w, (comm)->workers.count), "worker %d: expected 0 to %d", w,                       \
-        (comm)->workers.count - 1
-#define COMM_LOCAL(comm, w)                                                                        \
-    ln_is_local(comm, w), "worker %d: expected one of this rank, %d to %d", w,                     \
-        (comm)->workers.first, (comm)->workers.first + (comm)->workers.local - 1
-
 #define COMM_TAKE(comm, pointer, count) POOL_TAKE(&(comm)->resources.pool, pointer, count)
 
 /* How many threads work on marks, one for each packet of each link. Where there are few, a region of all
@@ -695,12 +661,6 @@ static inline int ln_threads_for_marks(const struct lossynet_comm *comm) {
 static inline int ln_threads_for_workers(const struct lossynet_comm *comm) {
     return comm->workers.local < comm->resources.threads ? comm->workers.local
                                                          : comm->resources.threads;
-}
-
-static inline bool ln_are_vectors(const struct lossynet_comm *comm, const float *const *vectors) {
-    for (int v = 0; v < comm->workers.local; v++)
-        if (!vectors || !vectors[v]) return false;
-    return true;
 }
 
 static inline bool ln_is_local(const struct lossynet_comm *comm, int worker) {

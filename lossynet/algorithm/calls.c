@@ -1,5 +1,5 @@
 /* calls.c — what public functions were given; see "Wrong calls" in lossynet.h. */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 lossynet_status ln_vectors_check(const struct lossynet_comm *comm, float *const *vectors,
                                  const char *function) {

@@ -23,7 +23,7 @@
  * larger than what a step changes. This holds in the long flat part of training. While a model
  * changes fast, late gradients are wrong.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 static const double LEAST_WEIGHT = 1e-20; /* of a gradient, for its age to count */
 

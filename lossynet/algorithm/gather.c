@@ -4,7 +4,7 @@
  * is not needed at once are put aside, and the next gather carries them. Rank r's part of such an
  * exchange is what its workers gave to the first gather put aside, then to the second, and so on.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 #include <string.h>
 

@@ -24,7 +24,7 @@
  * (float)(1.0/N) when nothing was lost, and a run at loss rate 0 has the same bits as a reliable
  * one.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 #include <omp.h>
 #include <string.h>

@@ -37,7 +37,7 @@
  * In all sums old steps count exponentially less, so that the lead follows a network that changes.
  * A single step of a small model has too few packets to measure an age within a few percent.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 #include <math.h>
 

@@ -19,7 +19,7 @@
  *
  * A note is one number: the least is the first element. 0 is none.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 #include <stdlib.h>
 

@@ -12,7 +12,7 @@
  * order of workers does not matter. In vectors that the host cannot access, all packets are copied
  * by one call, after the last round of retransmission.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* parts.c — which part a worker takes in a step: whether it takes part, and whether it has a gradient.
  * In a replay (loss_replay.c) the record says it, else a rank that is late knows (step.c).
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {
     COMM_DEMAND(comm, COMM_WORKER(comm, worker));

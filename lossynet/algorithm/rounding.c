@@ -9,7 +9,7 @@
  *
  * Vectors of bfloat16 are rounded already; only blocks round them further.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 struct ln_rounding ln_rounding_of(const struct lossynet_comm *comm, lossynet_phase phase,
                                   int sender, size_t offset) {

@@ -28,7 +28,7 @@
  * Ranks that do not wait for late ones (skip_late) do not all know the same counts. They make as
  * many rounds as the injected loss asks for, in all steps.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 #include "lossynet/lossynet_trainer.h"
 
 #include <math.h>

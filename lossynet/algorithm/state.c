@@ -13,7 +13,7 @@
  * over other processes. It does depend on shards and packets: their fingerprint is the first number
  * of the bytes, and bytes of a comm with other shards or packets are refused.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* stats.c — the counters of a step, its report, and the pulse.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -13,7 +13,7 @@
  * gradient comes in the step in which it is idle (unconfirmed.c). Parameters that it missed age by
  * the number of steps left out. In a replay (loss_replay.c) the record says what each worker did.
  */
-#include "lossynet/algorithm/algorithm.h"
+#include "lossynet/algorithm/calls.h"
 
 /* Ages other owners' parameters by the number of steps that were left out. */
 static void grow_older(struct lossynet_comm *comm, uint64_t steps) {

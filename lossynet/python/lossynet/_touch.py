@@ -46,13 +46,16 @@ def _is_asked(owner: Any, parameter: Any, gradient: Any) -> bool:
     and p.grad is the average of all. Not for a zero_grad(), which begins anew."""
     if owner._unsent is not False or owner._averaged or torch._C._current_graph_task_id() >= 0 or owner._is_forked():
         return False
-    frame, depth = sys._getframe(2), 0
-    while frame and depth < 5 and frame.f_code.co_name != "zero_grad":
-        frame, depth = frame.f_back, depth + 1
-    if frame and depth < 5 and owner._begun:
-        owner._dropped = True
-    elif frame and depth < 5:
-        owner._of[id(parameter)].sent = None
+    frame: Any = sys._getframe(2)
+    callers = []
+    while frame and len(callers) < 5:
+        callers.append(frame.f_code.co_name)
+        frame = frame.f_back
+    if "zero_grad" in callers:
+        if owner._begun:
+            owner._dropped = True
+        else:
+            owner._of[id(parameter)].sent = None
     elif gradient is None or hasattr(gradient, "own"):
         owner._average()
         return True

@@ -243,7 +243,6 @@ class Comm:
     def _call(self, name: str, *given: Any) -> None:
         """The same, of functions that return a status."""
         must(name, self._get(name, *given))
-        tell()
 
     # ---- facts
 
