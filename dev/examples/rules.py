@@ -45,10 +45,11 @@ class Hadamard(Mean):
     def turn(self, part, x, back):
         bits = part.count.bit_length() - 1
         n = 1 << bits
+        turns = range(2 if n >= 32 * part.packet else 4)  # both blocks once, or twice if they have few packets
         key = mix(np.array([part.step], np.uint64)) ^ mix(np.array([part.elements.start], np.uint64))
-        words = mix(mix(key + np.arange(4, dtype=np.uint64))[:, None] + np.arange((n + 63) // 64, dtype=np.uint64))
+        words = mix(mix(key + np.array(turns, np.uint64))[:, None] + np.arange((n + 63) // 64, dtype=np.uint64))
         signs = 1 - 2 * np.unpackbits(words.view(np.uint8), axis=1, count=n, bitorder="little").view(np.int8)
-        for turn in (3, 2, 1, 0) if back else (0, 1, 2, 3):  # both blocks twice
+        for turn in reversed(turns) if back else turns:
             block = x[part.count - n:] if turn % 2 else x[:n]
             y = block if back else block * signs[turn]
             for done in range(0, bits, 4):  # takes the four lowest bits of the index, and makes them the highest

@@ -173,7 +173,7 @@ def test_hadamard_is_that_of_c(tmp_path, monkeypatch):
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-I{ROOT}", f"-I{ROOT}/lossynet",
                     str(ROOT / "scripts/sweeps/others/hadamard.c"), "-o", str(tmp_path / "h.so"), "-lm"], check=True)
     twin = Functions.in_dll(ctypes.CDLL(str(tmp_path / "h.so")), "lossynet_rule")
-    for count, offset, step in ((1, 0, 0), (8, 9, 1), (64, 128, 3), (1000, 77, 12), (4096, 5, 9)):
+    for count, offset, step in ((1, 0, 0), (8, 9, 1), (64, 128, 3), (1000, 77, 12), (4096, 5, 9), (9000, 3, 2)):
         ours = np.random.default_rng(count).standard_normal(count).astype(np.float32)
         theirs, before = ours.copy(), ours.copy()
         part = Part(step, 4, 1, 0, offset, count, 256, -(-count // 256))

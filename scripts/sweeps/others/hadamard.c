@@ -2,8 +2,8 @@
  * of a block instead of a hole in a few.
  *
  * A block lies within the part of one owner: the largest power of 2 that fits, at its beginning and at its end.
- * Both are turned twice, since turned once, a packet of a block of four would be sums of four elements. Signs are
- * random, the same for all workers, and new in each step.
+ * Turned once, a packet of a block of four packets would be sums of four elements: blocks of fewer than 32 packets
+ * are turned twice. Signs are random, the same for all workers, and new in each step.
  */
 #include "lossynet.h"
 
@@ -54,8 +54,9 @@ static void rotate(const struct lossynet_rule_part *part, float *x, bool back) {
     const uint64_t key = mix(part->step) ^ mix(part->offset);
     size_t n = 1;
     while (2 * n <= part->count) n *= 2;
-    for (uint64_t i = 0; i < 4; i++) {
-        const uint64_t turn = back ? 3 - i : i;
+    const uint64_t turns = n >= 32 * part->packet ? 2 : 4;
+    for (uint64_t i = 0; i < turns; i++) {
+        const uint64_t turn = back ? turns - 1 - i : i;
         float *block = turn % 2 ? x + part->count - n : x;
         if (!back) flip_signs(block, n, mix(key + turn));
         hadamard(block, n);
