@@ -12,23 +12,28 @@ trace and reads on in a circle, so lengths need not agree; runs of losses stay
 runs, and which link lost what at which time does not stay. What was lost is
 reported on stderr.
 
-ns3   lines of AsciiTraceHelper: "+ TIME PATH ..." is a packet that a queue
-      took, "d TIME PATH ..." one that it dropped; a flow is a path
-      (/NodeList/0/DeviceList/1/...). "-", "r" and "t" do not count.
+ns3   lines of AsciiTraceHelper with a stream of all devices
+      (EnableAsciiAll(helper.CreateFileStream("all.tr"))): "+ TIME PATH ..." is
+      a packet that a queue took, "d TIME PATH .../TxQueue/Drop" one that it
+      dropped; a flow is a path (/NodeList/0/DeviceList/1/...). A "d" elsewhere
+      (PhyRxDrop: an error model) is of a packet that a queue took before: the
+      oldest with this text that no "r" has. "-" and "t" do not count.
 htsim lines of a queue or traffic logger, "TIME ... ID n Ev E FlowID f PktID p".
       A packet that a queue drops, trims or bounces is lost. It counts once on
       all of its way (ENQUEUE, ARRIVE), and anew when its number comes back to a
-      place where it was. Of lines with a Ptype only DATA counts.
-pcap  classic pcap of Ethernet (also with VLAN tags), raw IP or Linux "any" with
-      IPv4 UDP or TCP; other packets do not count. A flow is source, target,
-      protocol and ports. A packet that was sent and not received is lost. It is
-      found again by its IPv4 identification and the bytes after its IP header
-      but the checksum, which a network card may write after the capture. So
-      both files must hold as much of each packet, and no card may split or join
+      place where it was, or elsewhere after a drop. Of lines with a Ptype only
+      DATA counts.
+pcap  classic pcap of Ethernet (VLAN tags, too), PPP (ns-3), raw IP or Linux
+      "any" with IPv4 UDP or TCP; other packets do not count, nor do those of
+      hosts that received.pcap does not have. A flow is source, target, protocol
+      and ports. A packet that was sent and not received is lost. It is found
+      again by its IPv4 identification, length and bytes after the IP header
+      (of cut packets as many as both files have) but the checksum, which a
+      network card may write after the capture. No card may split or join
       packets (ethtool -K DEVICE gso off gro off tso off). A packet that came
       twice counts once. sent.pcap should hold what the host sent (tcpdump -Q
-      out): what it received counts as arrived. Packets that are only in
-      received.pcap do not count.
+      out): what it received counts as arrived. received.pcap should begin
+      before and end after it; packets that are only there do not count.
 """
 import argparse
 import collections
@@ -38,8 +43,9 @@ import struct
 import sys
 
 # Before the IP header, by link type: how many bytes, and where of them the protocol stands.
-LINK = {1: (14, 12), 12: (0, None), 101: (0, None), 113: (16, 14), 276: (20, 0), 228: (0, None)}
-IPV4, VLANS = b"\x08\x00", (b"\x81\x00", b"\x88\xa8")
+LINK = {1: (14, 12), 9: (2, 0), 12: (0, None), 101: (0, None), 113: (16, 14), 276: (20, 0), 228: (0, None)}
+IPV4, VLANS = (b"\x08\x00", b"\x00\x21"), (b"\x81\x00", b"\x88\xa8")  # 21: of PPP
+LONGEST = 1 << 18  # bytes of a frame that a capture may hold
 CHECKSUM = {6: 16, 17: 6}  # where it stands in a header of TCP and of UDP
 
 
@@ -48,17 +54,37 @@ def fail(text):
     sys.exit(1)
 
 
+def events_of_ns3(path):
+    """Yields (line number, event, its path, the packet's text, whether it is a drop outside a queue)."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            words = line.split(None, 3)
+            if not words or words[0] in ("-", "t"):
+                continue
+            if words[0] not in ("+", "d", "r") or len(words) < 3 or not words[2].startswith("/NodeList/"):
+                fail(f"{path}, line {number}: expected '+', '-', 'd', 'r' or 't', a time and a path of /NodeList/, "
+                     "as a helper writes with a stream (--help)")
+            outside = words[0] == "d" and "/TxQueue/" not in words[2]
+            yield number, words[0], words[2], "".join(words[3:]).rstrip(), outside
+
+
 def read_ns3(path):
     """{flow: "0010..."}"""
     flows = collections.defaultdict(list)
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            words = line.split()
-            if not words or words[0] in ("-", "r", "t"):
-                continue
-            if words[0] not in ("+", "d") or len(words) < 3 or not words[2].startswith("/NodeList/"):
-                fail(f"{path}, line {number}: expected '+', '-', 'd', 'r' or 't', a time and a path of /NodeList/")
-            flows["/".join(words[2].split("/")[:5])].append("1" if words[0] == "d" else "0")
+    on_way = {packet: [] for *_, packet, outside in events_of_ns3(path) if outside}  # flows and places in them
+    for number, event, where, packet, outside in events_of_ns3(path):
+        if event == "r" or outside:
+            if on_way.get(packet):
+                sent, place = on_way[packet].pop(0)
+                sent[place] = "1" if outside else "0"
+            elif outside:
+                fail(f"{path}, line {number}: {where} drops what no queue took before: expected the trace of all "
+                     "devices, and no drops of other layers")
+            continue
+        flow = flows["/".join(where.split("/")[:5])]
+        if event == "+" and packet in on_way:
+            on_way[packet].append((flow, len(flow)))
+        flow.append("1" if event == "d" else "0")
     return flows
 
 
@@ -80,10 +106,12 @@ def read_htsim(path):
             flow, place = flows[field["FlowID"]], (field.get("Type"), field.get("ID"))
             at, places = packets_seen.get((field["FlowID"], packet), (-1, set()))
             moves = event not in ("TRIM", "BOUNCE")  # a trimmed packet enters the same queue again
-            if at < 0 or (moves and place in places):
+            if at < 0 or (moves and place in places) or (event in ("ENQUEUE", "ARRIVE") and "dropped" in places):
                 at, places = len(flow), set()
                 flow.append("0")
                 packets_seen[field["FlowID"], packet] = at, places
+            if event == "DROP":
+                places.add("dropped")
             (places.add if moves else places.discard)(place)
             if event in ("DROP", "TRIM", "BOUNCE"):
                 flow[at] = "1"
@@ -96,43 +124,78 @@ def ipv4_of(link, data):
     while place is not None and data[place:place + 2] in VLANS and place == start - 2:
         start, place = start + 4, place + 4
     ip = data[start:]
-    if place is not None and data[place:place + 2] != IPV4 or len(ip) < 20 or ip[0] >> 4 != 4:
+    if place is not None and data[place:place + 2] not in IPV4 or len(ip) < 20 or ip[0] >> 4 != 4:
         return b""
     return ip[:int.from_bytes(ip[2:4], "big") or None]  # 0: longer than the field can say
 
 
-def packets(path):
-    """Yields (flow, identity) of each UDP or TCP packet over IPv4 of a pcap file."""
+def ip_packets(path):
+    """Yields each UDP or TCP packet over IPv4 of a pcap file, and how many bytes the wire had of it."""
     with open(path, "rb") as file:
         head = file.read(24)
         order = {b"\xd4\xc3\xb2\xa1": "<", b"\x4d\x3c\xb2\xa1": "<", b"\xa1\xb2\xc3\xd4": ">",
                  b"\xa1\xb2\x3c\x4d": ">"}.get(head[:4])
         if not order or len(head) < 24:
-            fail(f"{path}: expected a pcap file (not pcapng: tshark -F pcap writes one)")
+            fail(f"{path}: expected a pcap file (not pcapng or compressed: tshark -r FILE -F pcap -w NEW writes one)")
         link = struct.unpack(order + "I", head[20:])[0] & 0xFFFF
         if link not in LINK:
-            fail(f"{path}: link type {link}: expected Ethernet (1), raw IP (101, 228) or Linux cooked (113, 276)")
+            fail(f"{path}: link type {link}: expected Ethernet (1), PPP (9), raw IP (12, 101, 228) or Linux cooked "
+                 "(113, 276)")
         while record := file.read(16):
-            length = struct.unpack(order + "II", record[8:])[0] if len(record) == 16 else -1
-            data = file.read(max(length, 0))
-            if length < 0 or len(data) < length:
-                fail(f"{path}: it is cut off")
+            length, full = struct.unpack(order + "II", record[8:]) if len(record) == 16 else (LONGEST + 1, 0)
+            data = file.read(length) if length <= LONGEST else b""
+            if len(data) < length:
+                fail(f"{path}: it is cut off or damaged: expected whole packets (editcap FILE NEW keeps those)")
             ip = ipv4_of(link, data)
-            if not ip or ip[9] not in CHECKSUM:
-                continue
-            body, first = ip[(ip[0] & 15) * 4:], not int.from_bytes(ip[6:8], "big") & 0x1FFF
-            place = CHECKSUM[ip[9]]
-            same = body[:place] + body[place + 2:] if first else body
-            yield (ip[12:16], ip[16:20], ip[9], body[:4] if first else b""), (ip[4:8], same)
+            if ip and ip[9] in CHECKSUM:
+                yield ip, int.from_bytes(ip[2:4], "big") or len(ip) + max(full - length, 0)
+
+
+def held(path):
+    """How many bytes of its IP packets a file has if it cuts some off."""
+    least = min((len(ip) for ip, length in ip_packets(path) if len(ip) < length), default=LONGEST)
+    if least < 40:
+        fail(f"{path}: it has {least} bytes of an IP packet: expected its headers (tcpdump -s 128)")
+    return least
+
+
+def packets(path, most):
+    """Yields (flow, identity, bytes) of each packet. most: how many bytes of it count."""
+    for ip, length in ip_packets(path):
+        body, first = ip[(ip[0] & 15) * 4:most], not int.from_bytes(ip[6:8], "big") & 0x1FFF
+        place = CHECKSUM[ip[9]]
+        same = body[:place] + body[place + 2:] if first else body
+        yield (ip[12:16], ip[16:20], ip[9], body[:4] if first else b""), (ip[4:8], length, same), length
 
 
 def read_pcap(sent, received):
-    came = {(flow, identity) for flow, identity in packets(received)}
-    flows, seen = collections.defaultdict(list), set()
-    for flow, identity in packets(sent):
-        if (flow, identity) not in seen:
+    most = min(held(sent), held(received))
+    hosts, came, longest_there, longest = set(), set(), collections.Counter(), collections.Counter()
+    for flow, identity, length in packets(received, most):
+        hosts.update(flow[:2])
+        came.add((flow, identity))
+        longest_there[flow] = max(longest_there[flow], length)
+    flows, seen, elsewhere, twice = collections.defaultdict(list), set(), 0, 0
+    for flow, identity, length in packets(sent, most):
+        if not hosts.issuperset(flow[:2]):
+            elsewhere += 1
+        elif (flow, identity) in seen:
+            twice += 1
+        else:
             seen.add((flow, identity))
+            longest[flow] = max(longest[flow], length)
             flows[flow].append("0" if (flow, identity) in came else "1")
+    for flow in flows:
+        few, many = sorted((longest[flow], longest_there[flow]))
+        if many > max(1500, 1.5 * few) and few:
+            fail(f"{sent}, {received}: the longest packets of a flow have {longest[flow]} and {longest_there[flow]} "
+                 "bytes: expected captures without splitting or joining (ethtool -K DEVICE gso off gro off tso off)")
+    both = sum((target, source, protocol, ports[2:] + ports[:2]) in flows for source, target, protocol, ports in flows)
+    for number, what in ((elsewhere, f"packets are of hosts that {received} does not have: they do not count"),
+                         (twice, "packets are there again with the same bytes: they do not count"),
+                         (both, "flows have one in the other direction: what this host received counts as arrived")):
+        if number:
+            print(f"{sent}: {number} {what}", file=sys.stderr)
     return flows
 
 
@@ -148,7 +211,9 @@ def main():
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
     if not flows:
-        fail(f"{arguments.files[0]}: it has no packets" + " of UDP or TCP over IPv4" * (arguments.kind == "pcap"))
+        fail(f"{arguments.files[0]}: it has no packets" + {
+            "ns3": " that a queue took or dropped ('+', 'd')", "htsim": "",
+            "pcap": f" of UDP or TCP over IPv4 between hosts that {arguments.files[-1]} has"}[arguments.kind])
     count, lost = sum(map(len, flows.values())), sum(flow.count("1") for flow in flows.values())
     if lost == count:
         fail(f"{arguments.files[-1]}: all {count} packets are lost: expected also those that arrived")

@@ -19,7 +19,7 @@ r 1.2 /NodeList/1/DeviceList/1/$ns3::PointToPointNetDevice/MacRx ns3::PppHeader
 d 1.3 /NodeList/2/DeviceList/1/$ns3::PointToPointNetDevice/TxQueue/Drop ns3::PppHeader
 """
 # Two queues (3 and 5) and flows: packet 2 of flow 7 is dropped at the second queue and sent again, 4 is trimmed, and
-# flow 8 loses its only packet twice before it arrives. Sampled queues and acknowledgements do not count.
+# flow 8 loses its only packet twice before it comes by another queue. Sampled queues and acknowledgements do not count.
 HTSIM = """\
 0.000001000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 1
 0.000001500 ID 3 Ev SERVICE Qsize 0 FlowID 7 PktID 1
@@ -36,7 +36,7 @@ HTSIM = """\
 0.000005000 ID 3 Ev TRIM Qsize 9000 FlowID 7 PktID 4
 0.000005000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 7 PktID 4
 0.000005100 ID 5 Ev ENQUEUE Qsize 64 FlowID 7 PktID 4
-0.000006000 ID 3 Ev ENQUEUE Qsize 9000 FlowID 8 PktID 1
+0.000006000 ID 4 Ev ENQUEUE Qsize 9000 FlowID 8 PktID 1
 0.000007000 Type NDPTRAFFIC ID 9 Ev DROP  FlowID 7 Ptype ACK Ackno 1 Psize FULL
 0.000008000 Type NDPTRAFFIC ID 3 Ev ARRIVE  FlowID 9 Ptype DATA Seqno 1 flag LASTDATA Psize FULL
 """
@@ -47,15 +47,15 @@ def convert(*words):
                           capture_output=True, check=False)
 
 
-def pcap(path, packets, order="<", link=1, before=None, checksum=0, padding=b"", magic=0xA1B2C3D4):
+def pcap(path, packets, order="<", link=1, before=None, checksum=0, padding=b"", magic=0xA1B2C3D4, snap=65535):
     """Writes UDP packets (port, IPv4 identification, payload)."""
-    before = before or {1: bytes(12) + b"\x08\x00", 101: b"", 113: bytes(14) + b"\x08\x00"}[link]
+    before = before or {1: bytes(12) + b"\x08\x00", 9: b"\x00\x21", 101: b"", 113: bytes(14) + b"\x08\x00"}[link]
     data = struct.pack(order + "IHHIIII", magic, 2, 4, 0, 0, 65535, link)
     for port, identity, payload in packets:
         body = struct.pack(">HHHH", port, 9, 8 + len(payload), checksum) + payload
         ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(body), identity, 0, 64, 17, 0, b"\x0a\0\0\1", b"\x0a\0\0\2")
         frame = before + ip + body + padding
-        data += struct.pack(order + "IIII", 0, 0, len(frame), len(frame)) + frame
+        data += struct.pack(order + "IIII", 0, 0, min(len(frame), snap), len(frame)) + frame[:snap]
     path.write_bytes(data)
     return path
 
@@ -71,6 +71,19 @@ def test_ns3(tmp_path):
     assert digits(done) == ["010", "01"] and "5 packets of 2 flows, 40.00% lost" in done.stderr
 
 
+def test_ns3_error_model(tmp_path):
+    """What a receiver drops counts once, where it was sent; of packets that look alike, the oldest on its way."""
+    line = "{} 1 /NodeList/{}/DeviceList/0/$ns3::PointToPointNetDevice/{} ns3::PppHeader id {}\n".format
+    sent = [line("+", 0, "TxQueue/Enqueue", number) for number in (0, 1, 2, 2)]
+    dropped = [line("d", 1, "PhyRxDrop", 1), line("d", 1, "PhyRxDrop", 2)]
+    (tmp_path / "a.tr").write_text("".join([*sent, line("r", 1, "MacRx", 0), *dropped, line("r", 1, "MacRx", 2)]))
+    done = convert("ns3", tmp_path / "a.tr")
+    assert digits(done) == ["0110"] and "4 packets of 1 flows, 50.00% lost" in done.stderr
+    (tmp_path / "a.tr").write_text("".join(dropped))
+    assert "line 1: /NodeList/1/DeviceList/0/$ns3::PointToPointNetDevice/PhyRxDrop drops what no queue" in \
+        convert("ns3", tmp_path / "a.tr").stderr
+
+
 def test_htsim(tmp_path):
     (tmp_path / "log.txt").write_text(HTSIM)
     done = convert("htsim", tmp_path / "log.txt")
@@ -80,7 +93,7 @@ def test_htsim(tmp_path):
     assert done.returncode == 1 and "drops: all 3 packets are lost: expected also those that arrived" in done.stderr
 
 
-@pytest.mark.parametrize("order, link", [("<", 1), (">", 101), ("<", 113)])
+@pytest.mark.parametrize("order, link", [("<", 1), (">", 101), ("<", 113), (">", 9)])
 def test_pcap(order, link, tmp_path):
     """A packet is lost where the receiver has not seen it, also if another one has the same payload or number."""
     sent = [(1, number % 7, b"x%d" % (number // 3)) for number in range(20)] + [(2, 0, b"other")]
@@ -102,6 +115,27 @@ def test_what_cards_and_switches_change(tmp_path):
     assert "6: it has no packets of UDP or TCP over IPv4" in convert("pcap", other, paths[1]).stderr
 
 
+def test_captures_that_differ(tmp_path):
+    """One file may have less of each packet, and packets to other hosts; cards that split or join packets are told."""
+    sent = [(1, number, b"x" * 80 + b"%d" % number) for number in range(6)]
+    paths = pcap(tmp_path / "s", sent, snap=64), pcap(tmp_path / "r", sent[:3] + sent[4:], snap=58, link=101)
+    other = pcap(tmp_path / "o", sent).read_bytes()[24:].replace(b"\x0a\0\0\2", b"\x0a\0\0\3")
+    paths[0].write_bytes(paths[0].read_bytes() + other + pcap(tmp_path / "again", sent[:1], snap=64).read_bytes()[24:])
+    done = convert("pcap", *paths)
+    assert digits(done) == ["000100"] and "s: 6 packets are of hosts that" in done.stderr
+    assert "s: 1 packets are there again" in done.stderr
+    back = paths[1].read_bytes()[24:].replace(struct.pack(">HH", 1, 9), struct.pack(">HH", 9, 1))
+    back = back.replace(bytes((10, 0, 0, 1, 10, 0, 0, 2)), bytes((10, 0, 0, 2, 10, 0, 0, 1)))
+    for path in (tmp_path / "a", tmp_path / "b"):
+        path.write_bytes(paths[1].read_bytes() + back)
+    assert "a: 2 flows have one in the other direction" in convert("pcap", tmp_path / "a", tmp_path / "b").stderr
+    large = pcap(tmp_path / "large", [(1, 0, bytes(9000)), (1, 1, b"x")])
+    small = pcap(tmp_path / "small", [(1, number, bytes(1400)) for number in range(7)])
+    for pair in ((large, small), (small, large)):
+        assert "expected captures without splitting or joining" in convert("pcap", *pair).stderr
+    assert "small: it has 36 bytes of an IP packet" in convert("pcap", pcap(small, sent, snap=50), large).stderr
+
+
 def test_the_program_reads_it(tmp_path):
     data = markov_files(tmp_path, 64, 4000, 600)
     (tmp_path / "a.tr").write_text(NS3 * 50)
@@ -117,11 +151,13 @@ def test_wrong_files_get_one_line(tmp_path):
     (tmp_path / "empty").write_text("")
     whole = pcap(tmp_path / "p", [(1, 1, b"x")])
     (tmp_path / "cut").write_bytes(whole.read_bytes()[:-3])
+    (tmp_path / "damaged").write_bytes(whole.read_bytes() + bytes(8) + b"\xff" * 8)
     for words, says in ((("ns3", tmp_path / "bad.tr"), "bad.tr, line 1: expected '+'"),
                         (("ns3", tmp_path / "empty"), "it has no packets"),
                         (("ns3", tmp_path / "none"), "No such file"),
                         (("htsim", tmp_path / "bad.tr"), "bad.tr, line 1: expected a time"),
                         (("pcap", tmp_path / "bad.tr", whole), "expected a pcap file"),
-                        (("pcap", tmp_path / "cut", whole), "cut: it is cut off")):
+                        (("pcap", tmp_path / "cut", whole), "cut: it is cut off"),
+                        (("pcap", tmp_path / "damaged", whole), "damaged: it is cut off or damaged")):
         done = convert(*words)
         assert done.returncode == 1 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
