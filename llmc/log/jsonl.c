@@ -30,6 +30,9 @@ json_t *jsonl_float(float value) {
     return jsonl_number(strtod(text, NULL));
 }
 
+/* Nine significant digits identify every float32 exactly. */
+#define FORM (JSON_COMPACT | JSON_REAL_PRECISION(9))
+
 struct jsonl {
     int file;
     bool failed;
@@ -38,12 +41,25 @@ struct jsonl {
     char path[];    /* for messages */
 };
 
+/* Which run a log must be of to be continued: one that began at this checkpoint, or that saved it. */
+struct origin {
+    const char *checkpoint; /* NULL: any run */
+    char *options;          /* of the run that saved it, as the log has them */
+    bool found;
+};
+
 /* Whether a line of an earlier part of the run is still valid when `step` steps are done. Sets
  * log->last to the step of the line, and notes a gap before it. A log may begin where the run was resumed. */
-static bool holds(const char *line, size_t bytes, int step, struct jsonl *log) {
+static bool holds(const char *line, size_t bytes, int step, struct jsonl *log,
+                  struct origin *origin) {
     json_t *event = json_loadb(line, bytes, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));
+    const char *from = json_string_value(json_object_get(event, "checkpoint"));
     json_int_t at = json_integer_value(json_object_get(event, "step"));
+    if (kind && !strcmp(kind, "run") && origin->options)
+        origin->found |= memmem(line, bytes, origin->options, strlen(origin->options)) != NULL;
+    if (kind && !strcmp(kind, "resume") && from && origin->checkpoint)
+        origin->found |= !strcmp(from, origin->checkpoint);
     bool yes = kind && strcmp(kind, "end") != 0 && (strcmp(kind, "step") ? at <= step : at < step);
     if (yes && !strcmp(kind, "resume") && log->last < 0) log->last = (int)at - 1;
     if (yes && !strcmp(kind, "step") && at > log->last) {
@@ -62,7 +78,7 @@ static bool is_at(const char *path, const struct stat *file) {
 /* Writes the lines of `map` that are still valid to a file. *prefix: the bytes before the first line
  * that is not. */
 static int copy_valid(const struct file_map *map, int step, int file, const char *path,
-                      size_t *prefix, struct jsonl *log) {
+                      size_t *prefix, struct jsonl *log, struct origin *origin) {
     const char *start = (const char *)map->data, *line = start, *end = line + map->bytes;
     bool all = true;
     int status = 0;
@@ -71,7 +87,7 @@ static int copy_valid(const struct file_map *map, int step, int file, const char
         const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
         if (!newline) break;
         const size_t bytes = (size_t)(newline + 1 - line);
-        const bool valid = holds(line, bytes - 1, step, log);
+        const bool valid = holds(line, bytes - 1, step, log, origin);
         all &= valid;
         if (all) *prefix += bytes;
         if (valid && !status && file >= 0) status = file_write(file, line, bytes, path);
@@ -84,7 +100,7 @@ static int copy_valid(const struct file_map *map, int step, int file, const char
  * else writes to it. With --meet a rank 0 may be stopped in here, and another one may have replaced
  * the log when it goes on. Then this one keeps a file that has no name any more. On a full disk the
  * old file stays, and is cut. Returns the file, or -1 after reporting. */
-static int cut_back(const char *path, int step, struct jsonl *log) {
+static int cut_back(const char *path, int step, struct jsonl *log, struct origin *origin) {
     char partial[FILE_PATH_BYTES];
     struct file_map map;
     struct stat old, made;
@@ -97,8 +113,14 @@ static int cut_back(const char *path, int step, struct jsonl *log) {
     int status = file < 0 || fstat(file, &made)
                      ? log_error("cannot create '%s': %s", partial, strerror(errno))
                      : 0;
-    if (copy_valid(&map, step, file, partial, &prefix, log)) status = -1;
+    if (copy_valid(&map, step, file, partial, &prefix, log, origin)) status = -1;
     if (file_unmap(&map)) status = -1;
+    if (origin->checkpoint && old.st_size && !origin->found) {
+        if (file >= 0) close(file), unlink(partial);
+        return log_error("%s: another run than that of '%s' wrote it, and its lines would be lost: "
+                         "expected that run's log, or a new file (--log)",
+                         path, origin->checkpoint);
+    }
     if (!status && fsync(file))
         status = log_error("cannot write '%s' to disk: %s", partial, strerror(errno));
     if (!status && is_at(path, &old) && is_at(partial, &made) && rename(partial, path))
@@ -111,7 +133,7 @@ static int cut_back(const char *path, int step, struct jsonl *log) {
     return file;
 }
 
-int jsonl_open(const char *path, int step, struct jsonl **out) {
+static int open_log(const char *path, int step, struct origin *origin, struct jsonl **out) {
     struct jsonl *log = calloc(1, sizeof *log + strlen(path) + 1);
     *out = NULL;
     if (!log) return log_error("%s: out of memory for the log", path);
@@ -119,7 +141,7 @@ int jsonl_open(const char *path, int step, struct jsonl **out) {
     log->last = -1;
     if (step && file_is_regular(path)) {
         char *target = realpath(path, NULL); /* a link stays, and what it names is replaced */
-        log->file = cut_back(target ? target : path, step, log);
+        log->file = cut_back(target ? target : path, step, log, origin);
         free(target);
     } else {
         log->file =
@@ -134,8 +156,12 @@ int jsonl_open(const char *path, int step, struct jsonl **out) {
     return 0;
 }
 
+int jsonl_open(const char *path, int step, struct jsonl **out) {
+    return open_log(path, step, &(struct origin){0}, out);
+}
+
 int jsonl_open_of_run(const char *path, const char *out_directory, int rank, int step,
-                      struct jsonl **out) {
+                      const char *checkpoint, const json_t *saved, struct jsonl **out) {
     char place[FILE_PATH_BYTES];
     if (rank > 0) return 0;
     if ((path || out_directory) && !json_true()) /* dev/bare/jansson.h has no values */
@@ -145,7 +171,11 @@ int jsonl_open_of_run(const char *path, const char *out_directory, int rank, int
     if (out_directory && file_make_directory(out_directory)) return -1;
     if (!path && !out_directory) return 0;
     if (!path && file_join(place, out_directory, "log.jsonl")) return -1;
-    return jsonl_open(path ? path : place, step, out);
+    struct origin origin = {.checkpoint = checkpoint,
+                            .options = json_dumps(json_object_get(saved, "options"), FORM)};
+    const int status = open_log(path ? path : place, step, &origin, out);
+    free(origin.options);
+    return status;
 }
 
 /* Writes the whole line, or nothing. Returns 0, or -1 with errno set. */
@@ -161,8 +191,7 @@ static int append(int file, const char *line, size_t bytes) {
 }
 
 int jsonl_write(struct jsonl *log, json_t *event) {
-    /* Nine significant digits identify every float32 exactly. */
-    char *text = log && event ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    char *text = log && event ? json_dumps(event, FORM) : NULL;
     json_decref(event);
     if (!log) return 0;
     if (!text) errno = ENOMEM;

@@ -56,7 +56,7 @@ int training_enter(struct training_view *v) {
     v->facts.revision = run->revision;
     memcpy(v->rounds, v->facts.loss.rounds, sizeof v->rounds);
     if (views_enter(run->views, v->dp, &run->at, run->recent, &v->continues) ||
-        jsonl_open_of_run(o->log, o->out, rank, run->at.step, &v->log))
+        jsonl_open_of_run(o->log, o->out, rank, run->at.step, v->from, v->saved, &v->log))
         return -1;
     /* Ranks that go on without late ones leave out steps, and --meet writes missing lines again. */
     if (!o->meet && !lossynet_skips_late(v->dp->comm)) jsonl_report_gap(v->log, run->at.step);

@@ -98,6 +98,43 @@ static void test_a_link_stays(void **state) {
     assert_no_other_file();
 }
 
+static int go_on(const char *checkpoint, double rate) {
+    struct jsonl *log = NULL;
+    json_t *saved = json_pack("{s:i,s:{s:f}}", "step", 3, "options", "lr", rate);
+    capture_begin();
+    const int status = jsonl_open_of_run(path, NULL, 0, 3, checkpoint, saved, &log);
+    const char *said = capture_end();
+    assert_true(status ? strstr(said, "another run than that of") != NULL : said[0] == '\0');
+    json_decref(saved);
+    jsonl_close(log);
+    return status;
+}
+
+/* Only a log of the run that saved the checkpoint, or of one that began there, is cut. */
+static void test_a_log_of_another_run_stays(void **state) {
+    (void)state;
+    struct jsonl *log;
+    make_log("other");
+    assert_int_equal(go_on("a/checkpoint-3", 0.001), -1); /* it has no line of a run */
+    assert_string_equal(steps(), "01234-");
+    assert_no_other_file();
+    assert_int_equal(jsonl_open(path, 6, &log), 0);
+    jsonl_write(log, json_pack("{s:s,s:{s:f}}", "event", "run", "options", "lr", 1e-3 / 3));
+    write_step(log, 6);
+    jsonl_close(log);
+    assert_int_equal(go_on("a/checkpoint-3", 1e-3), -1);
+    assert_string_equal(steps(), "01234-6");
+    assert_int_equal(go_on("a/checkpoint-3", 1e-3 / 3), 0);
+    assert_string_equal(steps(), "012-");
+    assert_int_equal(jsonl_open(path, 3, &log), 0);
+    jsonl_write(log, json_pack("{s:s,s:i,s:s}", "event", "resume", "step", 3, "checkpoint", "b"));
+    write_step(log, 3);
+    jsonl_close(log);
+    assert_int_equal(go_on("c", 1), -1);
+    assert_int_equal(go_on("b", 1), 0);
+    assert_string_equal(steps(), "012--");
+}
+
 /* A device or pipe has no lines to keep. */
 static void test_a_resumed_run_logs_to_a_device(void **state) {
     (void)state;
@@ -167,6 +204,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_later_lines_go),
         cmocka_unit_test(test_a_link_stays),
+        cmocka_unit_test(test_a_log_of_another_run_stays),
         cmocka_unit_test(test_a_resumed_run_logs_to_a_device),
         cmocka_unit_test(test_who_was_replaced_does_not_touch_the_log),
         cmocka_unit_test(test_a_full_disk),
