@@ -73,6 +73,24 @@ def test_hours(tmp_path):
     assert (tmp_path / "hours.svg").read_text().count("the paper") >= 1
 
 
+def test_loss_rates_and_models(tmp_path):
+    """--loss chooses the rates, with opponents alone where no row has one; a sweep's folder stands for its table."""
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE.splitlines()[0] + ",changes\nSteep,no loss,,,0.0,both,float32,0,0,\n"
+                    "Steep,no loss in int8,,,0.0,both,int8,0,0,1.2\nSteep,20%,0.1,,20.0,both,int8,0,0,1.2\n")
+    done = hours(tmp_path, "--section=Steep", "--links=100", "--workers=8", "--loss=0,0.01", "--model=13B")
+    assert done.returncode == 0, done.stderr
+    assert "no row loses 1%: opponents stand alone" in done.stderr and "step tax: no loss in int8" in done.stderr
+    steps, seconds = 20 * 13.02e9 / 4e6, scaling.exchange("lossy", scaling.Network(100, 10e-6, 0), 8, 2 * 13.02e9)
+    assert cells(done.stdout)[8, "no loss", 100] == pytest.approx(
+        steps * (6 * 13.02e9 * 4e6 / (8 * 450e12) + seconds) / 3600, rel=1e-3)
+    assert done.stdout.count("TCP, BBR") == 2 and (tmp_path / "hours.svg").exists()
+    for words, says in (("--loss=0.05", "Steep...' loses as much: expected --loss of 0, 0.2"),
+                        ("--loss=1", "expected numbers from 0 to below 1"), ("--model=8B", "invalid choice: '8B'")):
+        done = hours(path, "--section=Steep", words)
+        assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
+
+
 def test_rows_of_one_name_are_told_apart(tmp_path):
     """Without --section all sections count, and each has its own 20%."""
     path = tmp_path / "table.csv"
