@@ -205,9 +205,17 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
     if (n < 2 || n > MOST_WORKERS) return 0;
     float *lost = malloc(n * n * sizeof *lost);
     if (!lost) return log_out_of_memory("the table of links", (double)(n * n * sizeof *lost));
-    int failed = lossynet_lost_between(d->comm, lost) ? -1 : 0;
-    if (!failed) metrics_log_links(log, step, lost, d->workers);
+    const int failed = lossynet_lost_between(d->comm, lost) ? -1 : 0;
+    json_t *rows = json_array();
+    for (size_t r = 0; r < n && !failed; r++) {
+        json_t *row = json_array();
+        for (size_t s = 0; s < n; s++)
+            json_array_append_new(row, jsonl_number(round(1e4 * lost[r * n + s]) / 1e4));
+        json_array_append_new(rows, row);
+    }
     free(lost);
+    json_t *event = json_pack("{s:s, s:i, s:o}", "event", "links", "step", step, "lost", rows);
+    jsonl_write(failed ? NULL : log, event);
     return failed;
 }
 
@@ -222,21 +230,24 @@ int data_parallel_log_buckets(struct data_parallel *d, struct jsonl *log, int st
     const int n = d->layout->buckets;
     if (!d->options->log_buckets || d->workers < 2) return 0;
     struct lossynet_bucket *of = calloc((size_t)n, sizeof *of);
-    struct metrics_bucket *m = calloc((size_t)n, sizeof *m);
-    int failed = of && m ? 0 : log_out_of_memory("the counts of buckets", 0);
-    if (!failed) failed = lossynet_step_buckets(d->comm, (uint64_t)step, of) ? -1 : 0;
-    for (int b = 0; b < n && !failed; b++) {
-        bucket_name(d->layout, b, m[b].name);
-        for (int phase = 0; phase < 2; phase++) {
-            m[b].sent[phase] = of[b].expected[phase];
-            m[b].lost[phase] = of[b].expected[phase] - of[b].arrived[phase];
-            m[b].resent[phase] = of[b].resent[phase];
-            m[b].late[phase] = of[b].late[phase];
-        }
+    if (!of) return log_out_of_memory("the counts of buckets", 0);
+    const int failed = lossynet_step_buckets(d->comm, (uint64_t)step, of) ? -1 : 0;
+    json_t *list = json_array();
+    for (const struct lossynet_bucket *k = of; k < of + n && !failed; k++) {
+        char name[32];
+        bucket_name(d->layout, (int)(k - of), name);
+        json_array_append_new(
+            list,
+            json_pack("{s:s, s:[I,I], s:[I,I], s:[I,I], s:[I,I]}", "name", name, "packets",
+                      (json_int_t)k->expected[0], (json_int_t)k->expected[1], "lost",
+                      (json_int_t)(k->expected[0] - k->arrived[0]),
+                      (json_int_t)(k->expected[1] - k->arrived[1]), "resent",
+                      (json_int_t)k->resent[0], (json_int_t)k->resent[1], "late",
+                      (json_int_t)k->late[0], (json_int_t)k->late[1]));
     }
-    if (!failed) metrics_log_buckets(log, step, m, n);
     free(of);
-    free(m);
+    json_t *event = json_pack("{s:s, s:i, s:o}", "event", "buckets", "step", step, "buckets", list);
+    jsonl_write(failed ? NULL : log, event);
     return failed;
 }
 
@@ -246,8 +257,12 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
     uint64_t *late = malloc(ranks * sizeof *late);
     if (!late) return log_out_of_memory("the list of ranks", (double)(ranks * sizeof *late));
     lossynet_lateness(d->comm, late);
-    metrics_log_late(log, step, late, d->world.ranks);
+    json_t *steps = json_array();
+    for (size_t r = 0; r < ranks; r++)
+        json_array_append_new(steps, json_integer((json_int_t)late[r]));
     free(late);
+    jsonl_write(
+        log, json_pack("{s:s, s:i, s:o}", "event", "late_ranks", "step", step, "steps", steps));
     return 0;
 }
 

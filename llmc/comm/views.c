@@ -364,19 +364,15 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
              (long long)v->epoch, v->world.ranks, *v->left ? "; gone: " : "", v->left,
              *v->joined ? "; new: " : "", v->joined, adopted, seconds);
     if (v->epoch > 1 && v->world.rank == 0) progress_message(progress, line);
-    const struct metrics_view event = {
-        .epoch = v->epoch,
-        .step = step,
-        .ranks = v->world.ranks,
-        .workers = views_workers(v),
-        .sequences = options_micro_batches(v->options, views_workers(v)) * v->options->batch,
-        .left = v->left,
-        .joined = v->joined,
-        .adopted = (double)r->adopted,
-        .mean_age = r->mean_age,
-        .max_age = r->max_age,
-        .seconds = seconds};
-    metrics_log_view(log, &event);
+    const int workers = views_workers(v);
+    const int64_t sequences = options_micro_batches(v->options, workers) * v->options->batch;
+    jsonl_write(
+        log, json_pack("{s:s, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:I, s:o, s:o, s:o}", "event",
+                       "view", "step", step, "view", (json_int_t)v->epoch, "ranks", v->world.ranks,
+                       "workers", workers, "sequences", (json_int_t)sequences, "left", v->left,
+                       "joined", v->joined, "adopted_packets", (json_int_t)r->adopted,
+                       "adopted_mean_age", jsonl_number(r->mean_age), "adopted_max_age",
+                       jsonl_number(r->max_age), "seconds", jsonl_number(seconds)));
 }
 
 int views_tell(struct views *v, struct data_parallel *d) {

@@ -115,51 +115,6 @@ static int log_eval(struct jsonl *log, const struct eval_metrics *r) {
                        jsonl_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
 }
 
-int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers) {
-    json_t *rows = json_array();
-    for (int r = 0; r < workers; r++) {
-        json_t *row = json_array();
-        for (int s = 0; s < workers; s++)
-            json_array_append_new(row, jsonl_number(round(1e4 * lost[r * workers + s]) / 1e4));
-        json_array_append_new(rows, row);
-    }
-    return jsonl_write(log,
-                       json_pack("{s:s, s:i, s:o}", "event", "links", "step", step, "lost", rows));
-}
-
-int metrics_log_buckets(struct jsonl *log, int step, const struct metrics_bucket *bucket,
-                        int buckets) {
-    json_t *list = json_array();
-    for (int b = 0; b < buckets; b++) {
-        const struct metrics_bucket *m = &bucket[b];
-        json_array_append_new(
-            list, json_pack("{s:s, s:[I,I], s:[I,I], s:[I,I], s:[I,I]}", "name", m->name, "packets",
-                            (json_int_t)m->sent[0], (json_int_t)m->sent[1], "lost",
-                            (json_int_t)m->lost[0], (json_int_t)m->lost[1], "resent",
-                            (json_int_t)m->resent[0], (json_int_t)m->resent[1], "late",
-                            (json_int_t)m->late[0], (json_int_t)m->late[1]));
-    }
-    return jsonl_write(
-        log, json_pack("{s:s, s:i, s:o}", "event", "buckets", "step", step, "buckets", list));
-}
-
-int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int ranks) {
-    json_t *steps = json_array();
-    for (int r = 0; r < ranks; r++) json_array_append_new(steps, json_integer((json_int_t)late[r]));
-    return jsonl_write(
-        log, json_pack("{s:s, s:i, s:o}", "event", "late_ranks", "step", step, "steps", steps));
-}
-
-int metrics_log_view(struct jsonl *log, const struct metrics_view *v) {
-    return jsonl_write(
-        log, json_pack("{s:s, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:I, s:o, s:o, s:o}", "event",
-                       "view", "step", v->step, "view", (json_int_t)v->epoch, "ranks", v->ranks,
-                       "workers", v->workers, "sequences", (json_int_t)v->sequences, "left",
-                       v->left, "joined", v->joined, "adopted_packets", (json_int_t)v->adopted,
-                       "adopted_mean_age", jsonl_number(v->mean_age), "adopted_max_age",
-                       jsonl_number(v->max_age), "seconds", jsonl_number(v->seconds)));
-}
-
 /* Bytes that were sent beside those of plain bf16; NaN where nothing was. */
 static double bytes_of_bf16(const struct run_metrics *run, const struct metrics_traffic *t) {
     static const double BF16 = 2; /* bytes of an element */
@@ -244,32 +199,6 @@ void metrics_print_eval(const struct eval_metrics *r) {
     if (r->tokens_per_word > 0) printf("  word perplexity %.4f", word_perplexity(r));
     if (r->tokens_per_byte > 0) printf("  bits per byte %.6f", bits_per_byte(r));
     printf("\n");
-}
-
-int metrics_report_not_finite(const struct step_metrics *r, const char *checkpoint,
-                              const struct metrics_not_finite *where) {
-    const bool norm = isfinite(r->loss);
-    const char *last = *checkpoint ? checkpoint : "none was written";
-    char what[256] = "";
-    if (where->odd >= 0)
-        return log_error("stopped in step %d: the loss of worker %d is %g, and that of no other "
-                         "worker: expected memory, processor and GPU of its rank to work; last "
-                         "good checkpoint: %s",
-                         r->step, where->odd, r->loss, last);
-    if (where->workers)
-        snprintf(what, sizeof what, "the %s of %sworker %d is %g in %s",
-                 where->parameters ? "part of the parameters" : "gradient",
-                 where->group ? "the group of " : "", where->worker, where->value, where->tensor);
-    if (where->workers == 1 && where->others)
-        return log_error("stopped in step %d: %s, and that of no other worker: expected memory, "
-                         "processor and GPU of its rank to work; last good checkpoint: %s; if it "
-                         "comes again, a lower --lr or a longer --warmup may help",
-                         r->step, what, last);
-    return log_error("stopped in step %d: the %s is %g%s%s%s; last good checkpoint: %s; a lower "
-                     "--lr or a longer --warmup may help",
-                     r->step, norm ? "gradient norm" : "loss", norm ? r->grad_norm : r->loss,
-                     norm && isfinite(r->grad_norm) ? ", expected below 1.1e12" : "",
-                     *what ? ", and " : "", what, last);
 }
 
 int metrics_sample(struct progress *progress, struct jsonl *log, int step, const char *text) {

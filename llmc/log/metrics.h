@@ -51,51 +51,11 @@ struct metrics_traffic { /* by phase */
 /* Prints what happened to packets: the shares that were lost in the end and sent again, the bytes
  * beside those of plain bf16, and values that are very old. */
 void metrics_print_traffic(const struct run_metrics *run, const struct metrics_traffic *traffic);
-struct metrics_bucket { /* packets between workers, by phase */
-    char name[32];
-    uint64_t sent[2], lost[2], resent[2], late[2];
-};
-int metrics_log_buckets(struct jsonl *log, int step, const struct metrics_bucket *bucket,
-                        int buckets);
-
-/* step: steps done. lost[r * workers + s]: the share of packets from worker s to worker r that did
- * not arrive. */
-int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
-
-/* The ranks have changed (--meet). left, joined: "host:pid, ..." for people to read; "": none. */
-struct metrics_view {
-    int64_t epoch; /* number of the view */
-    int step, ranks, workers;
-    int64_t sequences; /* in a step */
-    const char *left, *joined;
-    double adopted, mean_age, max_age; /* packets whose owner was gone; their ages, steps */
-    double seconds;                    /* from the end of the view before */
-};
-int metrics_log_view(struct jsonl *log, const struct metrics_view *view);
-
-/* late[r]: number of steps that went on without rank r. */
-int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int ranks);
-
 /* status: "complete", or the reason why not. eval: the last one, or NULL. checkpoint: "" if
  * there is none. */
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
                     const struct metrics_traffic *traffic, const struct eval_metrics *eval,
                     const char *checkpoint);
-
-struct metrics_not_finite { /* whose numbers are not finite */
-    int odd;                /* the only worker whose loss is not; -1: there is none */
-    bool others, group;     /* there are other workers; a worker stands for its group */
-    int workers;            /* how many have sent such numbers, or have them in their gradient */
-    int worker;             /* the first of them, and its first such number */
-    double value;
-    bool parameters; /* in the parameters that it owns, not in its gradient */
-    char tensor[96];
-};
-
-/* Says that the run has stopped at a loss, norm or gradient that is not finite. Returns -1. checkpoint:
- * the last one, "" if there is none. */
-int metrics_report_not_finite(const struct step_metrics *step, const char *checkpoint,
-                              const struct metrics_not_finite *where);
 
 /* Writes a line of text, which the model wrote after `step` steps, to the terminal and to the
  * log. */

@@ -179,22 +179,49 @@ static struct metrics_traffic traffic_of(const struct training_view *v) {
     return t;
 }
 
-static int end_not_finite(struct training_view *v) {
+/* Says that the run has stopped at a loss, norm or gradient that is not finite. Returns -1. checkpoint:
+ * the last one, "" if there is none. */
+static int report_not_finite(const struct training_view *v, const char *checkpoint,
+                             const struct lossynet_not_finite *found) {
     const struct data_parallel *d = v->dp;
-    struct metrics_not_finite where = {.odd = data_parallel_odd_worker(d),
-                                       .others = d->workers > 1,
-                                       .group = comm_group(d->options) > 1};
+    const struct step_metrics *r = &v->record;
+    const int odd = data_parallel_odd_worker(d);
+    const bool norm = isfinite(r->loss);
+    const char *last = *checkpoint ? checkpoint : "none was written";
+    char what[256] = "", tensor[96];
+    if (odd >= 0)
+        return log_error("stopped in step %d: the loss of worker %d is %g, and that of no other "
+                         "worker: expected memory, processor and GPU of its rank to work; last "
+                         "good checkpoint: %s",
+                         r->step, odd, r->loss, last);
+    if (found->workers) {
+        param_layout_name(d->layout, found->element, tensor);
+        snprintf(what, sizeof what, "the %s of %sworker %d is %g in %s",
+                 found->phase == LOSSYNET_PARAMETER ? "part of the parameters" : "gradient",
+                 comm_group(d->options) > 1 ? "the group of " : "", found->worker, found->value,
+                 tensor);
+    }
+    if (found->workers == 1 && d->workers > 1)
+        return log_error("stopped in step %d: %s, and that of no other worker: expected memory, "
+                         "processor and GPU of its rank to work; last good checkpoint: %s; if it "
+                         "comes again, a lower --lr or a longer --warmup may help",
+                         r->step, what, last);
+    return log_error("stopped in step %d: the %s is %g%s%s%s; last good checkpoint: %s; a lower "
+                     "--lr or a longer --warmup may help",
+                     r->step, norm ? "gradient norm" : "loss", norm ? r->grad_norm : r->loss,
+                     norm && isfinite(r->grad_norm) ? ", expected below 1.1e12" : "",
+                     *what ? ", and " : "", what, last);
+}
+
+static int end_not_finite(struct training_view *v) {
     struct lossynet_not_finite found;
     if (async_writer_finish(v->saver) || data_parallel_find_not_finite(v->dp, &found)) return -1;
     const char *checkpoint = async_writer_last(v->saver);
-    where.workers = found.workers, where.worker = found.worker, where.value = found.value;
-    where.parameters = found.phase == LOSSYNET_PARAMETER;
-    if (found.workers) param_layout_name(d->layout, found.element, where.tensor);
     progress_end(&v->progress);
     metrics_log_step(v->log, &v->record);
     const struct metrics_traffic traffic = traffic_of(v);
     metrics_log_end(v->log, &v->run->at.record, "not finite", &traffic, NULL, checkpoint);
-    return v->dp->world.rank > 0 ? -1 : metrics_report_not_finite(&v->record, checkpoint, &where);
+    return v->dp->world.rank > 0 ? -1 : report_not_finite(v, checkpoint, &found);
 }
 
 int training_after_step(struct training_view *v, struct data_parallel_news *news, struct due *due) {
