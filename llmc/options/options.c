@@ -392,71 +392,43 @@ int options_parse(int argc, char **argv, struct options *out) {
 
 /* ---- options without an effect ---------------------------------------------------------- */
 
-static const struct {
+struct need { /* what must be so for an option with the mark to have an effect */
     unsigned mark;
-    const char *otherwise; /* when an option with the mark has no effect */
-} needs[] = {{IF_TRAINS, "without training"},
-             {IF_READS, "with --generate"},
-             {IF_DRAWS, "with --eval"},
-             {IF_LOSES, "with --algorithm reliable, which loses nothing"},
-             {IF_LOSSY, "without --algorithm lossy"},
-             {IF_BROADCASTS, "without --algorithm lossy or reliable"},
-             {IF_ESTIMATES, "without --algorithm lossy or naive"},
-             {IF_DATAGRAMS, "without --link udp or verbs"},
-             {IF_WSD, "without --schedule wsd"},
-             {IF_FALLS, "with --schedule constant"},
-             {IF_RATED, "without --dry-run"},
-             {IF_WRITES, "without --generate"},
-             {IF_SAMPLES, "without --generate or --sample-every"},
-             {IF_EVALUATES, "without --val"},
-             {IF_SAVES, "without --out"},
-             {IF_LOGS, "without --out or --log"},
-             {IF_GPU, "with --device cpu"}};
-enum { NEEDS = sizeof needs / sizeof *needs };
+    bool met;
+    const char *otherwise; /* when the option has none */
+};
+enum { NEEDS = 17 };
 
-static bool is_met(const struct options *o, unsigned mark) {
-    switch (mark) {
-    case IF_TRAINS:
-        return !o->eval && !o->generate;
-    case IF_READS:
-        return !o->generate;
-    case IF_DRAWS:
-        return !o->eval;
-    case IF_LOSES:
-        return o->algorithm != ALGORITHM_RELIABLE;
-    case IF_BROADCASTS:
-        return o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
-    case IF_LOSSY:
-        return o->algorithm == ALGORITHM_LOSSY;
-    case IF_ESTIMATES:
-        return o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_NAIVE;
-    case IF_DATAGRAMS:
-        return o->algorithm != ALGORITHM_RELIABLE && o->net.link != LOSSYNET_LINK_MPI;
-    case IF_WSD:
-        return o->schedule == SCHEDULE_WSD;
-    case IF_FALLS:
-        return o->schedule != SCHEDULE_CONSTANT;
-    case IF_RATED:
-        return o->dry_run;
-    case IF_WRITES:
-        return o->generate != NULL;
-    case IF_SAMPLES:
-        return o->generate || o->sample_every;
-    case IF_EVALUATES:
-        return o->val != NULL;
-    case IF_SAVES:
-        return o->out != NULL;
-    case IF_LOGS:
-        return o->out || o->log;
-    default:
-        return o->device != DEVICE_CPU;
-    }
+static void find_needs(const struct options *o, struct need needs[NEEDS]) {
+    const bool lossy = o->algorithm == ALGORITHM_LOSSY, naive = o->algorithm == ALGORITHM_NAIVE;
+    const bool reliable = o->algorithm == ALGORITHM_RELIABLE;
+    const struct need all[NEEDS] = {
+        {IF_TRAINS, !o->eval && !o->generate, "without training"},
+        {IF_READS, !o->generate, "with --generate"},
+        {IF_DRAWS, !o->eval, "with --eval"},
+        {IF_LOSES, !reliable, "with --algorithm reliable, which loses nothing"},
+        {IF_LOSSY, lossy, "without --algorithm lossy"},
+        {IF_BROADCASTS, lossy || reliable, "without --algorithm lossy or reliable"},
+        {IF_ESTIMATES, lossy || naive, "without --algorithm lossy or naive"},
+        {IF_DATAGRAMS, !reliable && o->net.link != LOSSYNET_LINK_MPI,
+         "without --link udp or verbs"},
+        {IF_WSD, o->schedule == SCHEDULE_WSD, "without --schedule wsd"},
+        {IF_FALLS, o->schedule != SCHEDULE_CONSTANT, "with --schedule constant"},
+        {IF_RATED, o->dry_run, "without --dry-run"},
+        {IF_WRITES, o->generate != NULL, "without --generate"},
+        {IF_SAMPLES, o->generate || o->sample_every, "without --generate or --sample-every"},
+        {IF_EVALUATES, o->val != NULL, "without --val"},
+        {IF_SAVES, o->out != NULL, "without --out"},
+        {IF_LOGS, o->out || o->log, "without --out or --log"},
+        {IF_GPU, o->device != DEVICE_CPU, "with --device cpu"}};
+    memcpy(needs, all, sizeof all);
 }
 
 const char *options_unused(const struct options *o, int i) {
-    for (int n = 0; n < NEEDS; n++)
-        if (options_entry(i)->marks & needs[n].mark && !is_met(o, needs[n].mark))
-            return needs[n].otherwise;
+    struct need needs[NEEDS];
+    find_needs(o, needs);
+    for (const struct need *n = needs; n < needs + NEEDS; n++)
+        if (options_entry(i)->marks & n->mark && !n->met) return n->otherwise;
     return NULL;
 }
 
@@ -474,16 +446,18 @@ static void print_unused_loss(const struct options *o) {
 }
 
 void options_print_unused(const struct options *o, FILE *to) {
-    const bool trains = is_met(o, IF_TRAINS);
+    struct need needs[NEEDS];
+    find_needs(o, needs);
+    const bool trains = !o->eval && !o->generate;
     if (trains) print_unused_loss(o);
-    for (int n = 0; n < NEEDS; n++) {
+    for (const struct need *n = needs; n < needs + NEEDS; n++) {
         const char *before = "note: ";
         for (int i = 0; i < ENTRIES; i++) {
-            if (!o->given[i] || options_unused(o, i) != needs[n].otherwise) continue;
+            if (!o->given[i] || options_unused(o, i) != n->otherwise) continue;
             fprintf(to, "%s--%s", before, table[i].name);
             before = ", ";
         }
-        if (*before == ',') fprintf(to, ": no effect %s\n", needs[n].otherwise);
+        if (*before == ',') fprintf(to, ": no effect %s\n", n->otherwise);
     }
     if (!trains) return;
     if (o->warmup > o->steps)
