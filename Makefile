@@ -43,7 +43,7 @@ COMMON = $(OPTIMISE) $(DEBUG) -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$
 C_FLAGS = -std=c11 $(COMMON) $(CFLAGS)
 SHARED := -fPIC -fvisibility=hidden -fno-semantic-interposition
 CXX_FLAGS = -std=c++17 $(COMMON) $(CXXFLAGS)
-override LDLIBS := $(LDLIBS) -lm -ldl
+override LDLIBS := $(LDLIBS) -lm -ldl -lresolv
 
 # ---- libraries, each with its switch ------------------------------------------------------
 # Open MPI's mpicc prints its flags with -showme; MPICH's prints a whole command, whose first word is the compiler.

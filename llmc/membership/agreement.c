@@ -9,12 +9,11 @@
 
 enum { KEY_BYTES = 160 };
 
-static void key_of(const struct agreement *a, const char *name, char key[KEY_BYTES]) {
-    snprintf(key, KEY_BYTES, "%s/%s", a->set.run, name);
-}
-
-static void member_key(const struct agreement *a, const char *uid, char key[KEY_BYTES]) {
-    snprintf(key, KEY_BYTES, "%s/member/%s", a->set.run, uid);
+/* Writes the run's key of this name to `key`, which it returns. uid: of a member's key; else "". */
+static char *key_of(const struct agreement *a, const char *name, const char *uid,
+                    char key[KEY_BYTES]) {
+    snprintf(key, KEY_BYTES, "%s/%s%s", a->set.run, name, uid);
+    return key;
 }
 
 /* ---- the run as the store has it at one moment ---- */
@@ -38,10 +37,11 @@ static void room_clear(struct room *room) {
     *room = (struct room){.view.self = -1};
 }
 
+static const char MEMBER[] = "member/"; /* before the uid, in a member's key */
+
 static enum agreement_result take_entry(const struct agreement *a, const struct store_entry *e,
                                         struct room *room) {
     const char *name = e->key + strlen(a->set.run) + 1;
-    static const char MEMBER[] = "member/";
     if (!strcmp(name, "complete")) room->complete = true;
     if (!strcmp(name, "options") && !room->options) room->options = strdup(e->value);
     if (!strcmp(name, "left") && !room->left) room->left = strdup(e->value);
@@ -65,9 +65,9 @@ static enum agreement_result take_entry(const struct agreement *a, const struct 
 static enum agreement_result look(const struct agreement *a, struct room *room) {
     struct store_entries entries;
     char prefix[KEY_BYTES];
-    key_of(a, "", prefix);
     *room = (struct room){.view.self = -1};
-    if (a->set.store->list(a->set.store, prefix, &entries) != STORE_DONE) return AGREEMENT_AWAY;
+    if (a->set.store->list(a->set.store, key_of(a, "", "", prefix), &entries) != STORE_DONE)
+        return AGREEMENT_AWAY;
     enum agreement_result result = AGREEMENT_WAIT;
     room->registered = calloc((size_t)entries.count + 1, sizeof *room->registered);
     if (!room->registered) {
@@ -127,29 +127,26 @@ static void enroll(struct agreement *a, const struct room *room) {
     char view[KEY_BYTES], key[KEY_BYTES];
     int64_t lease;
     if (a->set.store->grant(a->set.store, AGREEMENT_LEASE, &lease) != STORE_DONE) return;
-    key_of(a, "view", view);
-    member_key(a, a->self.uid, key);
     struct member self = a->self;
     if (prove(a, &self, self.proof)) return;
     char *value = member_to_json(&self);
-    const struct store_write write = {key, value, lease};
-    if (value && a->set.store->commit(a->set.store, view, room->modified, &write, 1) == STORE_DONE)
+    const struct store_write write = {key_of(a, MEMBER, self.uid, key), value, lease};
+    if (value && a->set.store->commit(a->set.store, key_of(a, "view", "", view), room->modified,
+                                      &write, 1) == STORE_DONE)
         a->lease.id = lease;
     free(value);
 }
 
 enum store_status agreement_withdraw(struct agreement *a) {
     char key[KEY_BYTES], guard[KEY_BYTES];
-    member_key(a, a->self.uid, key);
-    key_of(a, "no key", guard);
+    const struct store_write write = {key_of(a, MEMBER, a->self.uid, key), NULL, 0};
     a->lease.id = 0;
-    return a->set.store->commit(a->set.store, guard, 0, &(struct store_write){key, NULL, 0}, 1);
+    return a->set.store->commit(a->set.store, key_of(a, "no key", "", guard), 0, &write, 1);
 }
 
 enum store_status agreement_complete(struct agreement *a) {
     char key[KEY_BYTES];
-    key_of(a, "complete", key);
-    const struct store_write write = {key, "true", 0};
+    const struct store_write write = {key_of(a, "complete", "", key), "true", 0};
     const enum store_status status = a->set.store->commit(a->set.store, key, 0, &write, 1);
     return status == STORE_CHANGED ? STORE_DONE : status; /* another member has marked it */
 }
@@ -209,11 +206,10 @@ enum agreement_result agreement_compare(struct agreement *a, const char *version
     enum agreement_result result = look(a, &room);
     if (result == AGREEMENT_WAIT && !room.complete && !room.options) { /* the first process */
         char key[KEY_BYTES];
-        key_of(a, "options", key);
         json_t *all = json_pack("{s:s, s:O}", "version", version, "options", options);
         char *text = json_dumps(all, JSON_COMPACT);
         json_decref(all);
-        const struct store_write write = {key, text, 0};
+        const struct store_write write = {key_of(a, "options", "", key), text, 0};
         const enum store_status status =
             text ? a->set.store->commit(a->set.store, key, 0, &write, 1) : STORE_AWAY;
         free(text);
@@ -308,11 +304,9 @@ static enum store_status commit_view(const struct agreement *a, const struct roo
     const size_t most = (size_t)room->view.members + (size_t)room->members;
     char *left = calloc(most + 1, sizeof " " + sizeof room->registered->uid), *end = left;
     if (!left) return STORE_AWAY;
-    key_of(a, "view", key[0]);
-    write[0] = (struct store_write){key[0], text, 0};
+    write[0] = (struct store_write){key_of(a, "view", "", key[0]), text, 0};
     if (without_options) {
-        key_of(a, "options", key[writes]);
-        write[writes] = (struct store_write){key[writes], NULL, 0};
+        write[1] = (struct store_write){key_of(a, "options", "", key[1]), NULL, 0};
         writes++;
     }
     for (int r = 0; r < room->view.members; r++) {
@@ -322,16 +316,15 @@ static enum store_status commit_view(const struct agreement *a, const struct roo
             end += sprintf(end, " %s ", uid);
             continue;
         }
-        member_key(a, uid, key[writes]);
-        write[writes] = (struct store_write){key[writes], NULL, 0};
+        write[writes] = (struct store_write){key_of(a, MEMBER, uid, key[writes]), NULL, 0};
         writes++;
     }
     for (int i = 0; i < room->members; i++) /* by earlier views, and still registered */
         if (was_left_out(room, room->registered[i].uid))
             end += sprintf(end, " %s ", room->registered[i].uid);
     if (end > left || room->left) {
-        key_of(a, "left", key[writes]);
-        write[writes] = (struct store_write){key[writes], end > left ? left : NULL, 0};
+        const char *value = end > left ? left : NULL;
+        write[writes] = (struct store_write){key_of(a, "left", "", key[writes]), value, 0};
         writes++;
     }
     const enum store_status status =

@@ -52,6 +52,7 @@ void etcd_watch_close(struct etcd_watch *w) {
 #include <jansson.h>
 #include <math.h>
 #include <pthread.h>
+#include <resolv.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -87,23 +88,12 @@ bool etcd_built(void) {
     return true;
 }
 
-/* ---- base64 (RFC 4648) ---- */
-
-static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+/* ---- base64 (RFC 4648), by glibc's libresolv ---- */
 
 static json_t *encoded(const char *text) {
-    const size_t bytes = strlen(text);
-    char *out = malloc((bytes + 2) / 3 * 4 + 1), *next = out;
-    if (!out) return NULL;
-    for (size_t i = 0; i < bytes; i += 3) {
-        uint32_t bits = 0;
-        for (size_t k = 0; k < 3; k++)
-            bits = bits << 8 | (i + k < bytes ? (unsigned char)text[i + k] : 0);
-        for (int k = 0; k < 4; k++) *next++ = DIGITS[bits >> (18 - 6 * k) & 63];
-        if (i + 1 >= bytes) next[-2] = '=';
-        if (i + 2 >= bytes) next[-1] = '=';
-    }
-    *next = 0;
+    const size_t bytes = strlen(text), room = (bytes + 2) / 3 * 4 + 1;
+    char *out = malloc(room);
+    if (out) b64_ntop((const unsigned char *)text, bytes, out, room);
     json_t *json = json_string(out);
     free(out);
     return json;
@@ -112,22 +102,15 @@ static json_t *encoded(const char *text) {
 /* The decoded text ends with a zero byte; the caller frees it. NULL: not base64, or out of
  * memory. */
 static char *decoded(const char *text) {
-    const size_t length = text ? strlen(text) : 0;
-    char *out = malloc(length / 4 * 3 + 4), *next = out;
-    uint32_t bits = 0;
-    int have = 0;
-    for (size_t i = 0; out && i < length && text[i] != '='; i++) {
-        const char *digit = strchr(DIGITS, text[i]);
-        if (!digit) {
-            free(out);
-            return NULL;
-        }
-        bits = bits << 6 | (uint32_t)(digit - DIGITS);
-        have += 6;
-        if (have >= 8) *next++ = (char)(bits >> (have -= 8));
+    const size_t room = text ? strlen(text) / 4 * 3 + 1 : 0;
+    unsigned char *out = malloc(room);
+    const int bytes = out && text ? b64_pton(text, out, room) : -1;
+    if (bytes >= 0) {
+        out[bytes] = 0;
+        return (char *)out;
     }
-    if (out) *next = 0;
-    return out;
+    free(out);
+    return NULL;
 }
 
 /* ---- libcurl ----
@@ -280,24 +263,27 @@ static void set_headers(CURL *connection, struct curl_slist **headers) {
     *headers = list;
 }
 
-/* The answer to the last request. The caller releases it. */
-static json_t *take_json(struct etcd *e, long *code) {
-    json_error_t wrong;
-    *code = 0;
+/* Sends and receives. The caller releases *answer; NULL: none, or no JSON. */
+static enum store_status exchange(struct etcd *e, const char *path, const char *body, long *code,
+                                  json_t **answer) {
+    *answer = NULL;
+    const enum store_status status = transfer(e, path, body);
     const struct try *t = e->answered;
+    if (status != STORE_DONE) return status;
     curl.easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, code);
-    return json_loadb(t->answer ? t->answer : "", t->bytes, 0, &wrong);
+    *answer = json_loadb(t->answer ? t->answer : "", t->bytes, 0, NULL);
+    return STORE_DONE;
 }
 
 /* Sends the password for a token. Returns whether there is one. */
 static bool log_in(struct etcd *e) {
     long code;
     json_t *request = json_pack("{s:s, s:s}", "name", "root", "password", password_of_store());
+    json_t *answer = NULL;
     char *body = json_dumps(request, JSON_COMPACT);
     json_decref(request);
-    const bool sent = body && transfer(e, "auth/authenticate", body) == STORE_DONE;
+    if (body) exchange(e, "auth/authenticate", body, &code, &answer);
     free(body);
-    json_t *answer = sent ? take_json(e, &code) : NULL;
     const char *text = json_string_value(json_object_get(answer, "token"));
     if (text) {
         pthread_mutex_lock(&token.lock);
@@ -318,13 +304,10 @@ static enum store_status ask(struct etcd *e, const char *path, json_t *request, 
     *answer = NULL;
     if (!body) return away(e, "out of memory");
     long code = 0;
-    enum store_status status = transfer(e, path, body);
-    if (status == STORE_DONE) *answer = take_json(e, &code);
+    enum store_status status = exchange(e, path, body, &code, answer);
     if (status == STORE_DONE && code != 200 && password_of_store() && log_in(e)) {
         json_decref(*answer);
-        *answer = NULL;
-        status = transfer(e, path, body);
-        if (status == STORE_DONE) *answer = take_json(e, &code);
+        status = exchange(e, path, body, &code, answer);
     }
     free(body);
     if (status != STORE_DONE) return status;

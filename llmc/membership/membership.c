@@ -24,8 +24,6 @@ struct membership {
     char *name; /* the URL, for messages */
     int first_ranks;
     struct store *store;
-    int (*prove)(void *context, const char *text, char proof[65]);
-    void *context;        /* of prove */
     pthread_mutex_t lock; /* guards the agreement and its store */
     struct agreement agreement;
     atomic_bool changed;
@@ -100,11 +98,6 @@ static void reach(void *context, const struct member *m, int members, enum reach
     reach_members(m, members, reached);
 }
 
-static int prove(void *context, const char *text, char proof[65]) {
-    const struct membership *m = context;
-    return m->prove(m->context, text, proof);
-}
-
 /* ---- the thread ---- */
 
 /* Renews the registration and watches the store. Rank 0, which takes waiting processes in, learns
@@ -132,11 +125,6 @@ static void say_away(struct membership *m, const char *what) {
     m->said_away = true;
 }
 
-/* Whether enough processes have registered, and yet they do not begin. */
-static bool reaches_too_few(const struct membership *m) {
-    return m->agreement.registered >= m->first_ranks;
-}
-
 /* Prints once what this process waits for. */
 static void say_obstacle(struct membership *m) {
     const struct agreement *a = &m->agreement;
@@ -146,7 +134,7 @@ static void say_obstacle(struct membership *m) {
     if (a->obstacle == AGREEMENT_FEW)
         log_error("waits for ranks: %d of %d have registered at %s%s", a->registered,
                   m->first_ranks, m->name,
-                  reaches_too_few(m) ? ", but not all can be reached" : "");
+                  a->registered >= m->first_ranks ? ", but not all can be reached" : "");
     else if (a->obstacle == AGREEMENT_TAKING)
         log_error("waits to join run %s: rank 0 of view %lld (%s, process %d) takes in who answers "
                   "at %s",
@@ -220,37 +208,25 @@ static void describe_self(const char *address, int port, struct member *self) {
         snprintf(self->host, sizeof self->host, "host");
 }
 
-static void prepare_agreement(struct membership *m, const struct membership_settings *s) {
+enum { ATTEMPTS = 3 }; /* of a request, if the store does not answer for a moment */
+
+/* Compares the options, and starts the thread. Returns 0; 1 if the run is complete; or -1 after
+ * reporting. */
+static int begin(struct membership *m, const struct membership_settings *s) {
     const struct agreement_settings set = {.store = m->store,
                                            .run = m->url.run,
                                            .first_ranks = s->first_ranks,
                                            .anew = s->anew,
                                            .draw = draw,
                                            .reach = reach,
-                                           .context = m,
-                                           .prove = s->prove ? prove : NULL};
-    m->prove = s->prove;
-    m->context = s->context;
+                                           .prove = s->prove,
+                                           .context = s->context};
     agreement_init(&m->agreement, &set);
-}
-
-enum { ATTEMPTS = 3 }; /* of a request, if the store does not answer for a moment */
-
-static enum agreement_result compare_options(struct membership *m,
-                                             const struct membership_settings *s) {
     enum agreement_result same = AGREEMENT_AWAY;
     for (int attempt = 0; attempt < ATTEMPTS && same == AGREEMENT_AWAY; attempt++) {
         if (attempt) doze(0.5);
         same = agreement_compare(&m->agreement, s->version, s->options);
     }
-    return same;
-}
-
-/* Compares the options, and starts the thread. Returns 0; 1 if the run is complete; or -1 after
- * reporting. */
-static int begin(struct membership *m, const struct membership_settings *s) {
-    prepare_agreement(m, s);
-    const enum agreement_result same = compare_options(m, s);
     if (same == AGREEMENT_AWAY)
         return log_error("the store of %s does not answer (%s); is etcd running there?", m->name,
                          m->store->why);
