@@ -366,6 +366,8 @@ int options_parse(int argc, char **argv, struct options *out) {
         char wrong[512];
         if (e->kind == LOSSYNET_OPTION_TEXT && !is_utf8(value))
             return log_wrong_usage("--%s: expected UTF-8, since the log holds it", e->name);
+        if (out->given[c - 256] && e->argument && !strcmp(e->argument, "LIST"))
+            return log_wrong_usage("--%s: expected once, with a comma between entries", e->name);
         if (!lossynet_option_set(e, out, value, wrong, sizeof wrong))
             return log_wrong_usage("--%s", wrong);
         out->given[c - 256] = true;
