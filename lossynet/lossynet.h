@@ -60,7 +60,7 @@ extern "C" {
 
 /* MAJOR.MINOR.PATCH. MINOR changes whenever this header changes, because programs fill in its
  * structs. */
-#define LOSSYNET_VERSION "0.2.0"
+#define LOSSYNET_VERSION "0.3.0"
 
 /* ---- the functions of a simple program ------------------------------------------------ */
 
