@@ -116,6 +116,13 @@ for rule in Exits(), ExitsBefore():
         run(rule)
     except RuntimeError as error:
         print("ended", error)
+class Differs(lossynet.Rule):
+    def reliable(self, phase, step, steps, norm):
+        return phase == lossynet.PARAMETER and step == 2 and lossynet.comm.Place.of().rank == 0
+try:
+    run(Differs())
+except lossynet.LossynetError as error:
+    print("differ", error)
 class Typo(lossynet.Rule):
     def averge(self, part, gradients, arrived, carried):
         return gradients[0]
@@ -156,6 +163,7 @@ def test_a_rule_that_fails_is_told():
         assert f"returned {what}" in output, output + errors
     for name in "Exits", "ExitsBefore":
         assert f"ended lossynet: {name} called exit(): expected" in output, output + errors
+    assert "differ lossynet: ranks make different calls: rank 0 in reliable() = True of step 2; rank 1 in" in output, output
     assert "expected one of the methods send, average, receive, reliable" in output, output + errors
     assert "expected an object of a subclass of lossynet.Rule" in output
     assert "rule: expected carry 0" in output

@@ -291,6 +291,7 @@ class Comm:
     def _ask_rule(self, phase: int) -> None:
         if self._rule and "reliable" in self._rule.has:
             self._lossless = self._rule.reliable(phase, self._step, self.steps, self.norm)
+            self.agree(f"reliable() = {self._lossless} of step {self._step}")
 
     def _phase(self, name: str, *given: Any) -> None:
         """A call in which the library may call the rule, and in which other ranks may not be."""
