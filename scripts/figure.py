@@ -16,6 +16,11 @@ def pyplot():
     return plt
 
 
+def literal(text):
+    """A name for pictures as it is: Matplotlib takes what stands between two $ for a formula."""
+    return text.replace("$", r"\$")
+
+
 def save(figure, path):
     """Writes the picture as PNG and as SVG, and returns a line that says where. path: of one of them."""
     stem = os.path.splitext(path)[0] if path.endswith((".png", ".svg")) else path

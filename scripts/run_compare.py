@@ -4,7 +4,7 @@ hours. Whoever reaches a low loss in few steps need not be ahead after the same 
 import itertools
 import os
 
-from figure import pyplot
+from figure import literal, pyplot
 from run_log import number, text
 
 SMOOTH = 50  # a curve is the mean over 1/SMOOTH of its run's steps, up to each step
@@ -92,7 +92,7 @@ def draw(names, runs):
                  if e["step"] in index and number(e, "val_loss") is not None]
         for axes, axis in zip(panels, (steps, run["tokens"], [in_hour * hours for hours in run["hours"]])):
             some = slice(None, None, -(-len(steps) // 4000))  # of a smooth curve
-            (line,) = axes.plot(axis[some], run["loss"][some], lw=1.2, label=name)
+            (line,) = axes.plot(axis[some], run["loss"][some], lw=1.2, label=literal(name))
             axes.plot([axis[i] for i, _ in marks], [loss for _, loss in marks], "o", mfc="white",
                       color=line.get_color(), ms=5)
     top = max(run["loss"][len(run["loss"]) // 20] for run in runs)

@@ -38,7 +38,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "dev" / "scaling")]
 # pylint: disable=wrong-import-position
-from figure import pyplot, save
+from figure import literal, pyplot, save
 from python_packages import require
 
 if __name__ == "__main__":
@@ -137,7 +137,7 @@ def draw(path, table):
         for name in dict.fromkeys(row[3] for row in table if (row[0], row[2]) == (workers, dropped)):
             points = [row for row in table if (row[0], row[2], row[3]) == (workers, dropped, name)]
             axis.errorbar([row[1] for row in points], [row[4] for row in points], [row[5] for row in points],
-                          label=name, marker="o", markersize=3, capsize=3)
+                          label=literal(name), marker="o", markersize=3, capsize=3)
         axis.set(title=f"{workers} workers, {100 * dropped:.3g}% lost", xlabel="Gbit/s", ylabel="hours", xscale="log",
                  yscale="log")
         axis.legend(fontsize=6)

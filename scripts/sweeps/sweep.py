@@ -477,15 +477,18 @@ def sweep_of(arguments):
     else:
         rows = report(settings, sweep.results, sweep.out, plots=not arguments.no_plots)
         print(as_text(rows))
-        plots = "" if arguments.no_plots else "plots (PNG and SVG), "
+        plots = "" if arguments.no_plots or not rows else "plots (PNG and SVG), "
         print(f"in {sweep.out}: table.md, table.csv, {plots}logs of the runs")
     sweep.tell_versions()
     if arguments.keep:
         keep(sweep)
-    left = len(sweep.missing())
-    if left and not arguments.table:
-        print(f"sweep: {left} runs are left; the same command goes on", file=sys.stderr)
-    return 1 if sweep.failed or (left and not arguments.table and not arguments.minutes) else 0
+    left, every = len(sweep.missing()), len(settings.runs)
+    if left:
+        print(f"sweep: {left} of {every} runs are left; the same command " +
+              ("without --table makes them" if arguments.table else "goes on"), file=sys.stderr)
+    if arguments.table:
+        return 1 if left == every else 0
+    return 1 if sweep.failed or (left and not arguments.minutes) else 0
 
 
 if __name__ == "__main__":

@@ -133,7 +133,8 @@ def as_markdown(rows):
     for title in dict.fromkeys(row["section"] for row in rows):
         text += [f"**{title}**", "", "| " + " | ".join(HEADINGS) + " |",
                  "| --- " + "| ---: " * (len(HEADINGS) - 1) + "|"]
-        text += ["| " + " | ".join(cells(row)) + " |" for row in rows if row["section"] == title]
+        text += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows
+                 if row["section"] == title]
         text.append("")
     return "\n".join(text)
 
@@ -534,6 +535,10 @@ def report(settings, results, out, plots):
         file.write(as_markdown(rows))
     write_csv(rows, os.path.join(out, "table.csv"))
     if plots and groups:
+        for group in groups:
+            group["label"] = figure_files.literal(group["label"])
+        for section in settings.sections:
+            section.title = figure_files.literal(section.title)
         plt = figure_files.pyplot()
         for plot in (plot_cost, plot_change, plot_curves, plot_drift, plot_ages):
             plot(plt, groups, out)

@@ -350,7 +350,10 @@ class Settings:
         if name in ("prepare", "launch"):
             if section is not self.common:
                 raise self.wrong(number, f"'{name}' belongs before the first section")
-            setattr(self, name, shlex.split(value))
+            try:
+                setattr(self, name, shlex.split(value))
+            except ValueError as error:
+                raise self.wrong(number, f"'{name}': {str(error).lower()} in '{value}'") from None
         elif name == "title":
             section.title = value
         elif name == "start":

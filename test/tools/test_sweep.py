@@ -299,7 +299,7 @@ def test_a_run_that_fails_does_not_stop_the_others(data, tmp_path):
     fake.chmod(0o755)
     done = sweep(settings, "--out", tmp_path / "out", TRAIN_LLAMA2=str(fake))
     assert done.returncode == 1
-    assert "exit code 3: no luck today" in done.stderr and "1 runs are left" in done.stderr
+    assert "exit code 3: no luck today" in done.stderr and "1 of 2 runs are left" in done.stderr
     assert len(results(tmp_path / "out" / "results.jsonl")) == 1
 
 
@@ -588,11 +588,11 @@ def test_arms_that_lose_the_same_stand_side_by_side(data, tmp_path):
     path = write(tmp_path / "arms", SETTINGS.split("[steep]")[0] + """
 [arms]
 against = name=none loss-at=none plain=no
-name/loss-at/plain = none/none/no the_paper/layers.0=0.3/yes ours/layers.0=0.3/no
+name/loss-at/plain = none/none/no the_paper/layers.0=0.3/yes $\\ours$|/layers.0=0.3/no
 """, data)
     settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
     settings.expand()
-    lost = {"none": (0, None), "the paper": (0.25, None), "ours": (0.01, 0.2)}
+    lost = {"none": (0, None), "the paper": (0.25, None), "$\\ours$|": (0.01, 0.2)}  # no formula, and no column
     results = {run.id: {"perplexity": 100, "max_age": 0, "status": "complete", "losses": [],
                         "gradient_loss_rate": lost[run.arm()][0], "parameter_loss_rate": lost[run.arm()][0],
                         "extra_traffic": lost[run.arm()][1]} for run in settings.runs}
@@ -600,8 +600,9 @@ name/loss-at/plain = none/none/no the_paper/layers.0=0.3/yes ours/layers.0=0.3/n
     said = (tmp_path / "change.svg").read_text()
     with open(tmp_path / "table.csv", encoding="utf-8", newline="") as file:
         assert {(row["run"], row["dropped"], row["wire_dtype"]) for row in csv.DictReader(file)} == {
-            ("no loss", "0.0", "int6"), ("the paper", "25.0", "float32"), ("ours", "25.0", "int6")}
-    assert "25% of the packets dropped" in said and "the paper" in said and "ours" in said
+            ("no loss", "0.0", "int6"), ("the paper", "25.0", "float32"), ("$\\ours$|", "25.0", "int6")}
+    assert "25% of the packets dropped" in said and "the paper" in said and ">$\\ours$|<" in said
+    assert "| $\\ours$\\| |" in (tmp_path / "table.md").read_text()
 
 
 def test_rows_without_a_name_are_drawn_where_there_are_no_others(data, tmp_path):
@@ -648,6 +649,7 @@ def test_plots_are_there(finished):
     (("{data}/val.bin", "{data}/none.bin"), "there is no file"),
     (("# a tiny", "prepare = false\n# a tiny"), "'false' failed"),
     (("# a tiny", "prepare = /no/such/program\n# a tiny"), "prepare:"),
+    (("# a tiny", "prepare = 'echo\n# a tiny"), "'prepare': no closing quotation"),
     (("steps = 6", "steps = 6\nno-overlap = perhaps"), "expected yes or no"),
     (("loss-rate = 0 0.25\n\n[one", "loss-rate = 0 a\n\n[one"), "loss-rate 'a': expected a number from 0 to 1"),
     (("repair = 1", "repair = 1,2,3"), "--repair: "),
@@ -660,6 +662,13 @@ def test_bad_settings_get_one_line(data, tmp_path, change, said):
     done = sweep(settings, "--out", tmp_path / "out")
     assert done.returncode == 2 and said in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_table_of_nothing_is_no_success(data, tmp_path):
+    settings = write(tmp_path / "tiny", SETTINGS, data)
+    done = sweep(settings, "--out", tmp_path / "out", "--table", plots=True)
+    assert done.returncode == 1 and "plots" not in done.stdout
+    assert done.stderr == "sweep: 10 of 10 runs are left; the same command without --table makes them\n"
 
 
 def test_bad_calls_get_one_line(tmp_path):
