@@ -24,12 +24,12 @@ htsim lines of a queue or traffic logger, "TIME ... ID n Ev E FlowID f PktID p".
       place where it was, or elsewhere after a drop. Of lines with a Ptype only
       DATA counts.
 pcap  classic pcap of Ethernet (VLAN tags, too), PPP (ns-3), raw IP or Linux
-      "any" with IPv4 UDP or TCP; other packets do not count, nor do those of
+      "any" with UDP or TCP over IP; other packets do not count, nor do those of
       hosts that received.pcap does not have. A flow is source, target, protocol
       and ports. A packet that was sent and not received is lost. It is found
-      again by its IPv4 identification, length and bytes after the IP header
-      (of cut packets as many as both files have) but the checksum, which a
-      network card may write after the capture. No card may split or join
+      again by its IPv4 identification, its length and the bytes after IP (of
+      cut packets as many as both files have) but the checksum, which a network
+      card may write after the capture. No card may split or join
       packets (ethtool -K DEVICE gso off gro off tso off). A packet that came
       twice counts once. sent.pcap should hold what the host sent (tcpdump -Q
       out): what it received counts as arrived. received.pcap should begin
@@ -41,10 +41,12 @@ import re
 import signal
 import struct
 import sys
+import typing
 
 # Before the IP header, by link type: how many bytes, and where of them the protocol stands.
-LINK = {1: (14, 12), 9: (2, 0), 12: (0, None), 101: (0, None), 113: (16, 14), 276: (20, 0), 228: (0, None)}
-IPV4, VLANS = (b"\x08\x00", b"\x00\x21"), (b"\x81\x00", b"\x88\xa8")  # 21: of PPP
+LINK = {1: (14, 12), 9: (2, 0), 113: (16, 14), 276: (20, 0), **dict.fromkeys((12, 101, 228, 229), (0, None))}
+IP, VLANS = (b"\x08\x00", b"\x86\xdd", b"\x00\x21", b"\x00\x57"), (b"\x81\x00", b"\x88\xa8")  # 21, 57: of PPP
+FRAGMENT, EXTENSIONS = 44, (0, 43, 44, 60)  # headers of IPv6
 LONGEST = 1 << 18  # bytes of a frame that a capture may hold
 CHECKSUM = {6: 16, 17: 6}  # where it stands in a header of TCP and of UDP
 
@@ -118,19 +120,42 @@ def read_htsim(path):
     return flows
 
 
-def ipv4_of(link, data):
-    """The IPv4 packet of a frame, without padding; empty if it has none."""
+class Ip(typing.NamedTuple):
+    """An IP packet. identity: what the sender gave it, where it is a fragment of; body: where TCP or UDP begins."""
+    data: bytes
+    length: int  # on the wire
+    hosts: tuple
+    protocol: int
+    body: int
+    identity: bytes
+    first: bool
+
+
+def ip_of(link, data, cut):
+    """The IP packet of a frame, without padding; None if it has none. cut: bytes that the capture left out."""
     start, place = LINK[link]
     while place is not None and data[place:place + 2] in VLANS and place == start - 2:
         start, place = start + 4, place + 4
     ip = data[start:]
-    if place is not None and data[place:place + 2] not in IPV4 or len(ip) < 20 or ip[0] >> 4 != 4:
-        return b""
-    return ip[:int.from_bytes(ip[2:4], "big") or None]  # 0: longer than the field can say
+    if place is not None and data[place:place + 2] not in IP or len(ip) < 20:
+        return None
+    if ip[0] >> 4 == 4:
+        length = int.from_bytes(ip[2:4], "big") or len(ip) + cut  # 0: longer than the field can say
+        return Ip(ip[:length], length, (ip[12:16], ip[16:20]), ip[9], (ip[0] & 15) * 4, ip[4:8],
+                  not int.from_bytes(ip[6:8], "big") & 0x1FFF)
+    if ip[0] >> 4 != 6 or len(ip) < 40:
+        return None
+    length = 40 + int.from_bytes(ip[4:6], "big") if ip[4:6] != b"\0\0" else len(ip) + cut
+    protocol, body, identity, first = ip[6], 40, b"", True
+    while protocol in EXTENSIONS and len(ip) >= body + 8:
+        if protocol == FRAGMENT:
+            identity, first = ip[body + 2:body + 8], not int.from_bytes(ip[body + 2:body + 4], "big") & 0xFFF8
+        protocol, body = ip[body], body + (8 if protocol == FRAGMENT else 8 * ip[body + 1] + 8)
+    return Ip(ip[:length], length, (ip[8:24], ip[24:40]), protocol, body, identity, first)
 
 
 def ip_packets(path):
-    """Yields each UDP or TCP packet over IPv4 of a pcap file, and how many bytes the wire had of it."""
+    """Yields each UDP or TCP packet over IP of a pcap file, and None for each other packet."""
     with open(path, "rb") as file:
         head = file.read(24)
         order = {b"\xd4\xc3\xb2\xa1": "<", b"\x4d\x3c\xb2\xa1": "<", b"\xa1\xb2\xc3\xd4": ">",
@@ -139,44 +164,53 @@ def ip_packets(path):
             fail(f"{path}: expected a pcap file (not pcapng or compressed: tshark -r FILE -F pcap -w NEW writes one)")
         link = struct.unpack(order + "I", head[20:])[0] & 0xFFFF
         if link not in LINK:
-            fail(f"{path}: link type {link}: expected Ethernet (1), PPP (9), raw IP (12, 101, 228) or Linux cooked "
-                 "(113, 276)")
+            fail(f"{path}: link type {link}: expected Ethernet (1), PPP (9), raw IP (12, 101, 228, 229) or Linux "
+                 "cooked (113, 276)")
         while record := file.read(16):
             length, full = struct.unpack(order + "II", record[8:]) if len(record) == 16 else (LONGEST + 1, 0)
             data = file.read(length) if length <= LONGEST else b""
             if len(data) < length:
                 fail(f"{path}: it is cut off or damaged: expected whole packets (editcap FILE NEW keeps those)")
-            ip = ipv4_of(link, data)
-            if ip and ip[9] in CHECKSUM:
-                yield ip, int.from_bytes(ip[2:4], "big") or len(ip) + max(full - length, 0)
+            ip = ip_of(link, data, max(full - length, 0))
+            yield ip if ip and ip.protocol in CHECKSUM else None
 
 
 def held(path):
     """How many bytes of its IP packets a file has if it cuts some off."""
-    least = min((len(ip) for ip, length in ip_packets(path) if len(ip) < length), default=LONGEST)
-    if least < 40:
-        fail(f"{path}: it has {least} bytes of an IP packet: expected its headers (tcpdump -s 128)")
+    least = LONGEST
+    for ip in ip_packets(path):
+        if ip and len(ip.data) < ip.length:
+            least = min(least, len(ip.data))
+            if least < ip.body + 20:
+                fail(f"{path}: it has {least} bytes of an IP packet: expected its headers (tcpdump -s 128)")
     return least
 
 
 def packets(path, most):
-    """Yields (flow, identity, bytes) of each packet. most: how many bytes of it count."""
-    for ip, length in ip_packets(path):
-        body, first = ip[(ip[0] & 15) * 4:most], not int.from_bytes(ip[6:8], "big") & 0x1FFF
-        place = CHECKSUM[ip[9]]
-        same = body[:place] + body[place + 2:] if first else body
-        yield (ip[12:16], ip[16:20], ip[9], body[:4] if first else b""), (ip[4:8], length, same), length
+    """Yields (flow, identity, bytes) of each packet, and None for what does not count. most: how many bytes count."""
+    for ip in ip_packets(path):
+        if not ip:
+            yield None
+            continue
+        body, place = ip.data[ip.body:most], CHECKSUM[ip.protocol]
+        same = body[:place] + body[place + 2:] if ip.first else body
+        flow = (*ip.hosts, ip.protocol, body[:4] if ip.first else b"")
+        yield flow, (ip.identity, ip.length, same), ip.length
 
 
 def read_pcap(sent, received):
     most = min(held(sent), held(received))
     hosts, came, longest_there, longest = set(), set(), collections.Counter(), collections.Counter()
-    for flow, identity, length in packets(received, most):
+    for flow, identity, length in filter(None, packets(received, most)):
         hosts.update(flow[:2])
         came.add((flow, identity))
         longest_there[flow] = max(longest_there[flow], length)
-    flows, seen, elsewhere, twice = collections.defaultdict(list), set(), 0, 0
-    for flow, identity, length in packets(sent, most):
+    flows, seen, others, elsewhere, twice = collections.defaultdict(list), set(), 0, 0, 0
+    for packet in packets(sent, most):
+        if not packet:
+            others += 1
+            continue
+        flow, identity, length = packet
         if not hosts.issuperset(flow[:2]):
             elsewhere += 1
         elif (flow, identity) in seen:
@@ -191,7 +225,8 @@ def read_pcap(sent, received):
             fail(f"{sent}, {received}: the longest packets of a flow have {longest[flow]} and {longest_there[flow]} "
                  "bytes: expected captures without splitting or joining (ethtool -K DEVICE gso off gro off tso off)")
     both = sum((target, source, protocol, ports[2:] + ports[:2]) in flows for source, target, protocol, ports in flows)
-    for number, what in ((elsewhere, f"packets are of hosts that {received} does not have: they do not count"),
+    for number, what in ((others, "packets are not UDP or TCP over IP: they do not count"),
+                         (elsewhere, f"packets are of hosts that {received} does not have: they do not count"),
                          (twice, "packets are there again with the same bytes: they do not count"),
                          (both, "flows have one in the other direction: what this host received counts as arrived")):
         if number:
@@ -213,7 +248,7 @@ def main():
     if not flows:
         fail(f"{arguments.files[0]}: it has no packets" + {
             "ns3": " that a queue took or dropped ('+', 'd')", "htsim": "",
-            "pcap": f" of UDP or TCP over IPv4 between hosts that {arguments.files[-1]} has"}[arguments.kind])
+            "pcap": f" of UDP or TCP over IP between hosts that {arguments.files[-1]} has"}[arguments.kind])
     count, lost = sum(map(len, flows.values())), sum(flow.count("1") for flow in flows.values())
     if lost == count:
         fail(f"{arguments.files[-1]}: all {count} packets are lost: expected also those that arrived")

@@ -240,7 +240,8 @@ def crossing(ours, theirs):
 
 def markdown(header, rows):
     lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
-    return "\n".join(lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]) + "\n"
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 # Measured times of 16 MiB among 4 hosts: (Gbit/s, exchange, {loss: ms}).

@@ -47,14 +47,17 @@ def convert(*words):
                           capture_output=True, check=False)
 
 
-def pcap(path, packets, order="<", link=1, before=None, checksum=0, padding=b"", magic=0xA1B2C3D4, snap=65535):
+def pcap(path, packets, order="<", link=1, before=None, checksum=0, padding=b"", magic=0xA1B2C3D4, snap=65535,
+         six=None):
     """Writes UDP packets (port, IPv4 identification, payload)."""
     before = before or {1: bytes(12) + b"\x08\x00", 9: b"\x00\x21", 101: b"", 113: bytes(14) + b"\x08\x00"}[link]
     data = struct.pack(order + "IHHIIII", magic, 2, 4, 0, 0, 65535, link)
     for port, identity, payload in packets:
         body = struct.pack(">HHHH", port, 9, 8 + len(payload), checksum) + payload
+        if six is not None:
+            head = struct.pack(">IHBB16s16s", 6 << 28, len(six) + len(body), 0 if six else 17, 64, b"s" * 16, b"t" * 16)
         ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(body), identity, 0, 64, 17, 0, b"\x0a\0\0\1", b"\x0a\0\0\2")
-        frame = before + ip + body + padding
+        frame = before + (ip if six is None else head + six) + body + padding
         data += struct.pack(order + "IIII", 0, 0, min(len(frame), snap), len(frame)) + frame[:snap]
     path.write_bytes(data)
     return path
@@ -111,8 +114,14 @@ def test_what_cards_and_switches_change(tmp_path):
     paths = (pcap(tmp_path / "s", sent, checksum=0x1234, magic=0xA1B23C4D),
              pcap(tmp_path / "r", sent[:3] + sent[4:], before=tagged, checksum=0xFEDC, padding=bytes(9)))
     assert digits(convert("pcap", *paths)) == ["000100"]
-    other = pcap(tmp_path / "6", sent, before=bytes(12) + b"\x86\xdd")
-    assert "6: it has no packets of UDP or TCP over IPv4" in convert("pcap", other, paths[1]).stderr
+    other = pcap(tmp_path / "6", sent, before=bytes(12) + b"\x08\x06")
+    assert "6: it has no packets of UDP or TCP over IP" in convert("pcap", other, paths[1]).stderr
+    for six in (b"", b"\x3c\0" + bytes(6) + b"\x11\1" + bytes(14)):  # headers hop by hop and of the destination
+        paths = (pcap(tmp_path / "s", sent, before=bytes(12) + b"\x86\xdd", six=six),
+                 pcap(tmp_path / "r", sent[1:], six=six, link=101, checksum=7))
+        paths[0].write_bytes(paths[0].read_bytes() + other.read_bytes()[24:])
+        done = convert("pcap", *paths)
+        assert digits(done) == ["100000"] and "s: 6 packets are not UDP or TCP over IP" in done.stderr
 
 
 def test_captures_that_differ(tmp_path):
