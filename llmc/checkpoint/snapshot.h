@@ -14,22 +14,15 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
-struct snapshot_tensor {
-    char name[48];
-    const char *dtype;
-    int dims;
-    int64_t shape[2];
-    size_t offset; /* in the block */
-};
+#include "llmc/checkpoint/safetensors.h"
 
-struct snapshot { /* starts as zeros */
-    struct snapshot_tensor *tensor;
-    size_t count, room;
+struct snapshot {                      /* starts as zeros */
+    struct safetensors_tensor *tensor; /* [count]; their names are in the block, too */
+    size_t count;
     char *block;
     size_t used, bytes;
-    bool measuring, failed;
+    bool measuring;
 };
 
 /* Allocates such a block, in large pages if the system has them, because the first copy touches
