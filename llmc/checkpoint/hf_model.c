@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <jansson.h>
+#include <libgen.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,34 +83,24 @@ static bool is_redundant(const char *name, const struct llama_config *config) {
     return config->tied && strcmp(name, "lm_head.weight") == 0;
 }
 
-static int compare_tensor_names(const void *a, const void *b) {
-    return strcmp((*(const struct named_tensor *const *)a)->name,
-                  (*(const struct named_tensor *const *)b)->name);
-}
-
 /* Reports the first tensor of the file that the model does not have. */
 static int check_unknown(const struct safetensors *file, const char *path,
                          const struct llama_config *config, const struct named_tensor *tensors,
                          size_t count) {
-    const struct named_tensor **sorted = malloc((count + 1) * sizeof *sorted);
-    if (!sorted) return log_error("cannot read '%s': out of memory", path);
-    for (size_t i = 0; i < count; i++) sorted[i] = &tensors[i];
-    qsort(sorted, count, sizeof *sorted, compare_tensor_names);
-
+    json_t *known = json_object();
     int status = 0;
-    for (size_t i = 0; i < safetensors_count(file) && status == 0; i++) {
+    for (size_t i = 0; i < count && !status; i++)
+        if (json_object_set_new(known, tensors[i].name, json_true()))
+            status = log_error("cannot read '%s': out of memory", path);
+    for (size_t i = 0; i < safetensors_count(file) && !status; i++) {
         const char *name = safetensors_at(file, i)->name;
-        struct named_tensor key, *pointer = &key;
-        int length = snprintf(key.name, sizeof key.name, "%s", name);
-        bool known = length < (int)sizeof key.name &&
-                     bsearch(&pointer, sorted, count, sizeof *sorted, compare_tensor_names);
-        if (!known && !is_redundant(name, config))
+        if (!json_object_get(known, name) && !is_redundant(name, config))
             status =
                 log_error("'%s' has a tensor '%.100s' that the model in config.json (%d layers, "
                           "%s) does not have",
                           path, name, config->layers, config->tied ? "tied" : "untied");
     }
-    free(sorted);
+    json_decref(known);
     return status;
 }
 
@@ -263,13 +254,10 @@ static int write_index(const char *directory, const struct named_tensor *tensors
     }
     json_t *index =
         json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);
-    char *text = failed || !index ? NULL : json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS);
-    json_decref(index);
     int status = file_join(path, directory, "model.safetensors.index.json");
     if (!status)
-        status = text ? file_write_text(path, text)
-                      : log_error("cannot write '%s': out of memory", path);
-    free(text);
+        status = file_write_json(path, failed ? NULL : index, JSON_INDENT(2) | JSON_SORT_KEYS);
+    json_decref(index);
     return status;
 }
 
@@ -305,10 +293,10 @@ static int move_into_place(const char *partial, const char *directory) {
     return hf_model_remove(old);
 }
 
-/* target: `directory` with symbolic links resolved and trailing slashes removed; parent: the
- * directory that contains it */
+/* target: `directory` with symbolic links resolved and trailing slashes removed; partial: what is written
+ * beside it. */
 static int resolve(const char *directory, char target[FILE_PATH_BYTES],
-                   char parent[FILE_PATH_BYTES]) {
+                   char partial[FILE_PATH_BYTES]) {
     size_t length = strlen(directory);
     while (length > 1 && directory[length - 1] == '/') length--;
     if (length == 0 || length >= FILE_PATH_BYTES - 16)
@@ -324,26 +312,21 @@ static int resolve(const char *directory, char target[FILE_PATH_BYTES],
     free(real);
     if (length >= FILE_PATH_BYTES - 16)
         return log_error("the path '%.100s...' is too long", target);
-    memcpy(parent, target, length + 1);
-    char *slash = strrchr(parent, '/');
-    if (!slash)
-        strcpy(parent, ".");
-    else
-        slash[slash == parent ? 1 : 0] = '\0';
-    return 0;
-}
-
-int hf_model_partial(const char *directory, char partial[FILE_PATH_BYTES]) {
-    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES];
-    if (resolve(directory, target, parent)) return -1;
     snprintf(partial, FILE_PATH_BYTES, "%.*s.partial", FILE_PATH_BYTES - 16, target);
     return 0;
 }
 
+int hf_model_partial(const char *directory, char partial[FILE_PATH_BYTES]) {
+    char target[FILE_PATH_BYTES];
+    return resolve(directory, target, partial);
+}
+
 int hf_model_check_place(const char *directory) {
-    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
-    if (resolve(directory, target, parent) || hf_model_partial(directory, partial)) return -1;
-    return check_replaceable(target) || check_replaceable(partial) ? -1 : 0;
+    char target[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+    return resolve(directory, target, partial) || check_replaceable(target) ||
+                   check_replaceable(partial)
+               ? -1
+               : 0;
 }
 
 int hf_model_begin(const char *directory) {
@@ -357,10 +340,11 @@ int hf_model_begin(const char *directory) {
 }
 
 int hf_model_commit(const char *directory) {
-    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
-    if (resolve(directory, target, parent) || hf_model_partial(directory, partial)) return -1;
-    if (file_sync_directory(partial) || move_into_place(partial, target)) return -1;
-    return file_sync_directory(parent);
+    char target[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+    if (resolve(directory, target, partial) || file_sync_directory(partial) ||
+        move_into_place(partial, target))
+        return -1;
+    return file_sync_directory(dirname(target));
 }
 
 void hf_model_abandon(const char *directory) {

@@ -27,19 +27,14 @@ void resume_file_name(int rank, int ranks, char name[64]) {
 
 /* ---- writing ---------------------------------------------------------------------------- */
 
-/* JSON has neither NaN nor infinity, so sums that are not finite are written as null. */
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static json_t *describe_record(const struct run_metrics *r) {
     const struct step_metrics *s = &r->sum;
     return json_pack("{s:i, s:f, s:f, s:f, s:[f,f], s:[f,f], s:[f,f], s:o, s:o, s:o}", "steps",
                      r->steps, "tokens", s->tokens, "seconds", s->seconds, "communication_seconds",
                      s->communication_seconds, "expected", s->expected[0], s->expected[1],
                      "arrived", s->arrived[0], s->arrived[1], "resent", s->resent[0], s->resent[1],
-                     "drift", number(s->drift), "drift_expected", number(s->drift_expected),
-                     "drift_paper", number(s->drift_paper));
+                     "drift", jsonl_number(s->drift), "drift_expected",
+                     jsonl_number(s->drift_expected), "drift_paper", jsonl_number(s->drift_paper));
 }
 
 json_t *resume_describe(const struct run_info *run, const struct resume_point *at) {
@@ -78,11 +73,7 @@ static int list_path(char path[FILE_PATH_BYTES], const char *directory, int rank
 int resume_write_list(const json_t *list, const char *directory, int rank, int ranks) {
     char path[FILE_PATH_BYTES];
     if (list_path(path, directory, rank, ranks)) return -1;
-    char *text = json_dumps(list, JSON_COMPACT);
-    int status =
-        text ? file_write_text(path, text) : log_error("cannot write '%s': out of memory", path);
-    free(text);
-    return status;
+    return file_write_json(path, list, JSON_COMPACT);
 }
 
 int resume_collect_lists(json_t *trainer, const char *directory, int ranks) {
@@ -117,13 +108,9 @@ static int checksum_of(const json_t *trainer, char text[CHECKSUM_TEXT_BYTES]) {
 int resume_write(json_t *trainer, const char *directory) {
     char path[FILE_PATH_BYTES], checksum[CHECKSUM_TEXT_BYTES];
     if (file_join(path, directory, "trainer.json")) return -1;
-    bool failed = checksum_of(trainer, checksum) ||
-                  json_object_set_new(trainer, own_checksum, json_string(checksum));
-    char *text = failed ? NULL : json_dumps(trainer, JSON_INDENT(1) | FLAGS);
-    if (!text) return log_error("cannot write '%s': out of memory", path);
-    int status = file_write_text(path, text);
-    free(text);
-    return status;
+    const bool failed = checksum_of(trainer, checksum) ||
+                        json_object_set_new(trainer, own_checksum, json_string(checksum));
+    return file_write_json(path, failed ? NULL : trainer, JSON_INDENT(1) | FLAGS);
 }
 
 /* ---- reading ---------------------------------------------------------------------------- */
@@ -275,7 +262,7 @@ int resume_open(const char *directory, json_t **saved, struct resume_point *at) 
 /* ---- finding ---------------------------------------------------------------------------- */
 
 struct candidate {
-    char *path;
+    char path[FILE_PATH_BYTES];
     int64_t start, step;
 };
 
@@ -300,7 +287,7 @@ int resume_checkpoint_path(const char *out, int step, char path[FILE_PATH_BYTES]
 
 /* Finds the complete checkpoints under `out`, and counts the others that have a trainer.json. */
 static size_t find(const char *out, struct candidate **found, size_t *damaged) {
-    size_t count = 0, room = 0;
+    size_t count = 0;
     DIR *directory = opendir(out);
     *found = NULL;
     *damaged = 0;
@@ -315,16 +302,11 @@ static size_t find(const char *out, struct candidate **found, size_t *damaged) {
             ++*damaged;
             continue;
         }
-        if (count == room) {
-            room = room ? 2 * room : 16;
-            struct candidate *more = realloc(*found, room * sizeof *more);
-            if (more) *found = more;
-            if (!more) room = count;
-        }
-        char *copy = count < room ? strdup(path) : NULL;
-        if (copy) {
-            struct candidate c = {copy, integer(saved, "start"), integer(saved, "step")};
-            (*found)[count++] = c;
+        struct candidate *more = realloc(*found, (count + 1) * sizeof *more);
+        if (more) {
+            *found = more, more += count++;
+            strcpy(more->path, path);
+            more->start = integer(saved, "start"), more->step = integer(saved, "step");
         }
         json_decref(saved);
     }
@@ -347,7 +329,6 @@ int resume_last_start(const char *out) {
     struct candidate *found;
     const size_t count = find_quietly(out, &found);
     const int last = count ? (int)found[count - 1].start : 0;
-    for (size_t i = 0; i < count; i++) free(found[i].path);
     free(found);
     return last;
 }
@@ -356,12 +337,8 @@ size_t resume_list(const char *out, int step, char ***list) {
     struct candidate *found;
     size_t kept = 0, count = find_quietly(out, &found);
     *list = calloc(count + 1, sizeof **list);
-    for (size_t i = 0; i < count; i++) {
-        if (*list && found[i].step <= step)
-            (*list)[kept++] = found[i].path;
-        else
-            free(found[i].path);
-    }
+    for (size_t i = 0; i < count && *list; i++)
+        if (found[i].step <= step && ((*list)[kept] = strdup(found[i].path))) kept++;
     free(found);
     return kept;
 }
@@ -373,7 +350,6 @@ int resume_newest(const struct options *o, char name[RESUME_NAME_BYTES]) {
     if (!o->resume || strcmp(o->resume, "auto") != 0 || !o->out) return 0;
     count = find(o->out, &found, &damaged);
     if (count) snprintf(name, RESUME_NAME_BYTES, "%s", strrchr(found[count - 1].path, '/') + 1);
-    for (size_t i = 0; i < count; i++) free(found[i].path);
     free(found);
     if (!count && damaged) {
         log_error("--resume auto: no checkpoint under '%s' is whole, %zu are damaged (see "

@@ -19,7 +19,7 @@ struct sharded_model {
     char index_path[FILE_PATH_BYTES];
     json_t *index; /* NULL: one file */
     size_t count;
-    struct shard *shard; /* in the order of their names */
+    struct shard *shard;
 };
 
 static int open_one(struct sharded_model *s, const char *directory, const char *name) {
@@ -39,12 +39,11 @@ static int open_one(struct sharded_model *s, const char *directory, const char *
 
 /* ---- the index --------------------------------------------------------------------------- */
 
-static int compare_texts(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static int compare_names(const void *a, const void *b) {
-    return strcmp(((const struct shard *)a)->name, ((const struct shard *)b)->name);
+/* The file of that name if it is open, or NULL. */
+static struct shard *find(const struct sharded_model *s, const char *name) {
+    for (struct shard *shard = s->shard; shard < s->shard + s->count; shard++)
+        if (!strcmp(shard->name, name)) return shard;
+    return NULL;
 }
 
 /* Returns a name if it is a file in the same directory, since an index is untrusted input. */
@@ -53,23 +52,18 @@ static const char *file_name(const json_t *value) {
     return name && *name && *name != '.' && !strchr(name, '/') && strlen(name) < 256 ? name : NULL;
 }
 
-/* Opens each file that the map names once. names[entries]: room for all. */
-static int open_named(struct sharded_model *s, const char *directory, const json_t *map,
-                      const char **names) {
-    size_t entries = 0;
+/* Opens each file that the map names once. */
+static int open_named(struct sharded_model *s, const char *directory, const json_t *map) {
     const char *tensor;
     json_t *value;
     json_object_foreach((json_t *)map, tensor, value) {
-        if (!(names[entries++] = file_name(value)))
+        const char *name = file_name(value);
+        if (!name)
             return log_error(
                 "'%s': tensor '%.100s' is in no file of this directory, expected a name "
                 "such as model-00001-of-00002.safetensors",
                 s->index_path, tensor);
-    }
-    qsort(names, entries, sizeof *names, compare_texts);
-    for (size_t i = 0; i < entries; i++) {
-        if (i > 0 && strcmp(names[i], names[i - 1]) == 0) continue;
-        if (open_one(s, directory, names[i])) return -1;
+        if (!find(s, name) && open_one(s, directory, name)) return -1;
     }
     return 0;
 }
@@ -93,11 +87,8 @@ static int read_index(struct sharded_model *s, const char *directory) {
         return log_error("'%s' has no weight_map, expected one from tensors to files",
                          s->index_path);
     s->shard = calloc(entries, sizeof *s->shard);
-    const char **names = calloc(entries, sizeof *names);
-    int status = s->shard && names ? open_named(s, directory, weight_map(s), names)
-                                   : log_error("cannot read '%s': out of memory", s->index_path);
-    free(names);
-    return status;
+    return s->shard ? open_named(s, directory, weight_map(s))
+                    : log_error("cannot read '%s': out of memory", s->index_path);
 }
 
 /* ---- public ------------------------------------------------------------------------------ */
@@ -173,15 +164,9 @@ const char *sharded_model_path(const struct sharded_model *s, size_t i) {
 
 const struct safetensors *sharded_model_of(const struct sharded_model *s, const char *name) {
     if (!s->index) return s->shard[0].file;
-    struct shard key;
-    memset(&key, 0, sizeof key);
-    key.name = (char *)json_string_value(json_object_get(weight_map(s), name));
-    if (!key.name) {
-        log_error("'%s' does not name the tensor '%s', which the model in config.json has",
-                  s->index_path, name);
-        return NULL;
-    }
-    const struct shard *found =
-        (const struct shard *)bsearch(&key, s->shard, s->count, sizeof *s->shard, compare_names);
-    return found->file; /* every name was opened */
+    const char *shard = json_string_value(json_object_get(weight_map(s), name));
+    if (shard) return find(s, shard)->file; /* every name was opened */
+    log_error("'%s' does not name the tensor '%s', which the model in config.json has",
+              s->index_path, name);
+    return NULL;
 }

@@ -233,8 +233,12 @@ int file_write_bytes(const char *path, const void *data, size_t bytes) {
     return file_finish(descriptor, path) ? -1 : status;
 }
 
-int file_write_text(const char *path, const char *text) {
-    return file_write_bytes(path, text, strlen(text));
+int file_write_json(const char *path, const json_t *json, size_t flags) {
+    char *text = json ? json_dumps(json, flags) : NULL;
+    const int status = text ? file_write_bytes(path, text, strlen(text))
+                            : log_error("cannot write '%s': out of memory", path);
+    free(text);
+    return status;
 }
 
 int file_copy(const char *from, const char *to) {

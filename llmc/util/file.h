@@ -3,6 +3,7 @@
 #ifndef LLMC_UTIL_FILE_H
 #define LLMC_UTIL_FILE_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -51,7 +52,7 @@ int file_finish(int descriptor, const char *path);
 
 /* Writes a file anew, and syncs it. Returns 0, or -1 after reporting. */
 int file_write_bytes(const char *path, const void *data, size_t bytes);
-int file_write_text(const char *path, const char *text);
+int file_write_json(const char *path, const json_t *json, size_t flags); /* NULL: out of memory */
 
 /* Copies a file's bytes to a new file and syncs it. */
 int file_copy(const char *from, const char *to);
