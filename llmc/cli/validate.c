@@ -144,36 +144,29 @@ int validate_options(const struct options *o, int ranks) {
 struct started { /* how a rank was started */
     int32_t status, local_rank, local_ranks;
     char revision[60];
-    char option[OPTIONS_MOST]
-               [CHECKSUM_TEXT_BYTES]; /* hashes of the values, in the order of options_json */
+    /* Hashes of the values, in the order of the table; "" where ranks may differ. */
+    char option[OPTIONS_MOST][CHECKSUM_TEXT_BYTES];
     struct common_facts facts;
 };
 
 static void note_options(const struct options *o, struct started *mine) {
-    json_t *all = options_json(o, LOSSYNET_EACH_RANK), *value;
-    const char *name;
-    int i = 0;
-    json_object_foreach(all, name, value) {
+    json_t *all = options_json(o, LOSSYNET_EACH_RANK);
+    const struct lossynet_option *e;
+    for (int i = 0; (e = options_entry(i)) != NULL; i++) {
+        const json_t *value = json_object_get(all, e->name);
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
         if (text) checksum_bytes(text, strlen(text), mine->option[i]);
         free(text);
-        i++;
     }
     json_decref(all);
 }
 
-/* The first option whose value differs between two ranks. */
-static void find_other(const struct options *o, const struct started *a, const struct started *b,
-                       char name[64]) {
-    json_t *all = options_json(o, LOSSYNET_EACH_RANK), *value;
-    const char *key;
-    int i = 0;
-    name[0] = 0;
-    json_object_foreach(all, key, value) {
-        if (!name[0] && strcmp(a->option[i], b->option[i]) != 0) snprintf(name, 64, "%s", key);
-        i++;
-    }
-    json_decref(all);
+/* The first option whose value differs between two ranks. NULL: none. */
+static const char *other_option(const struct started *a, const struct started *b) {
+    const struct lossynet_option *e;
+    for (int i = 0; (e = options_entry(i)) != NULL; i++)
+        if (strcmp(a->option[i], b->option[i])) return e->name;
+    return NULL;
 }
 
 int validate_group(struct options *o, const struct lossynet_world *world) {
@@ -243,10 +236,8 @@ static int parse(int argc, char **argv, const struct lossynet_world *world, stru
     if (status) return status;
     if (!o->help && !backend_cpu(DTYPE_FLOAT32)) return 2;
     if (!o->help && !o->version && validate_group(o, world)) return 2;
-    comm_choose_wire(
-        o, o->net.workers
-               ? o->net.workers
-               : world->ranks); /* beside --help, too: ranks compare what they were started with */
+    /* Beside --help, too: ranks compare what they were started with. */
+    comm_choose_wire(o, o->net.workers ? o->net.workers : world->ranks);
     return 0;
 }
 
@@ -287,7 +278,7 @@ static int check_hosts(const struct lossynet_world *world, const struct started 
 
 /* *wrong: the first rank whose command line is wrong, or -1. If none is, all are compared with
  * rank 0. Returns -1 on memory and network errors. */
-static int compare(const struct lossynet_world *world, struct options *o,
+static int compare(const struct lossynet_world *world, const struct options *o,
                    const struct started *mine, int *wrong) {
     struct started *all = calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the list of ranks", 0);
@@ -306,9 +297,8 @@ static int compare(const struct lossynet_world *world, struct options *o,
             r, all[r].revision, all[0].revision);
     }
     for (int r = 1; r < world->ranks && !status; r++) {
-        char name[64];
-        if (!memcmp(all[r].option, all[0].option, sizeof all[0].option)) continue;
-        find_other(o, &all[r], &all[0], name);
+        const char *name = other_option(&all[r], &all[0]);
+        if (!name) continue;
         status = 2;
         log_error("rank %d was started with another --%s than rank 0: expected the same on all "
                   "ranks",
