@@ -53,6 +53,16 @@ close_descriptor:
     return -1;
 }
 
+double file_number(const char *directory, const char *file, const char *format) {
+    char path[FILE_PATH_BYTES], line[256];
+    double value = -1;
+    snprintf(path, sizeof path, "%.3000s/%s", directory, file);
+    FILE *stream = fopen(path, "re");
+    while (stream && value < 0 && fgets(line, sizeof line, stream)) sscanf(line, format, &value);
+    if (stream) fclose(stream);
+    return value;
+}
+
 bool file_is_directory(const char *path) {
     struct stat s;
     return !stat(path, &s) && S_ISDIR(s.st_mode);

@@ -20,6 +20,9 @@ void file_hold_standard(void);
 /* path = directory/name. Returns 0, or -1 after reporting a path that is too long. */
 int file_join(char path[FILE_PATH_BYTES], const char *directory, const char *name);
 
+/* The first number, a %lf of `format`, in a line of DIRECTORY/FILE (scanf(3)); -1: there is none. */
+double file_number(const char *directory, const char *file, const char *format);
+
 bool file_is_directory(const char *path);
 bool file_is_regular(const char *path);
 

@@ -7,6 +7,7 @@
 
 #include <ctype.h>
 #include <linux/mempolicy.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "llmc/util/control_groups.h"
+#include "llmc/util/file.h"
 
 enum { PATH_BYTES = 1024 };
 static const double NO_LIMIT = 1e18; /* version 1 writes a number near 2^63 if there is no limit */
@@ -24,31 +26,11 @@ struct version {
 };
 
 static const struct version versions[] = {
-    {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file",
-     NULL},
-    {"memory.max", "memory.current", "inactive_file", "active_file", "slab_reclaimable"},
+    {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file %lf",
+     "total_active_file %lf", NULL},
+    {"memory.max", "memory.current", "inactive_file %lf", "active_file %lf",
+     "slab_reclaimable %lf"},
 };
-
-/* The number after `name` at the beginning of a line of ROOT/DIRECTORY/FILE; -1: there is none. */
-static double number_in(const char *directory, const char *file, const char *name) {
-    char path[PATH_BYTES + 64], line[256];
-    double value = -1;
-    snprintf(path, sizeof path, "%s/%s", directory, file);
-    FILE *stream = fopen(path, "re");
-    if (!stream) return -1;
-    while (value < 0 && fgets(line, sizeof line, stream))
-        if (!strncmp(line, name, strlen(name))) sscanf(line + strlen(name), " %lf", &value);
-    fclose(stream);
-    return value;
-}
-
-static double least(double a, double b) {
-    return a < b ? a : b;
-}
-
-static double at_least_zero(double x) {
-    return x > 0 ? x : 0;
-}
 
 /* FNV-1a */
 static uint64_t hash(uint64_t seed, const void *bytes, size_t count) {
@@ -69,27 +51,26 @@ static uint64_t host_id(const char *root) {
 
 /* Swap space that a group may use; free: the free swap space of the host. */
 static double group_swap(const char *directory, double limit, double free) {
-    const double most = number_in(directory, "memory.swap.max", ""); /* "max": no number */
-    const double used = number_in(directory, "memory.swap.current", "");
-    const double both = number_in(directory, "memory.memsw.limit_in_bytes", "");
-    if (most >= 0 && used >= 0) free = least(free, at_least_zero(most - used));
-    if (both >= 0) free = least(free, at_least_zero(both - limit));
+    const double most = file_number(directory, "memory.swap.max", "%lf"); /* "max": no number */
+    const double used = file_number(directory, "memory.swap.current", "%lf");
+    const double both = file_number(directory, "memory.memsw.limit_in_bytes", "%lf");
+    if (most >= 0 && used >= 0) free = fmin(free, fmax(0, most - used));
+    if (both >= 0) free = fmin(free, fmax(0, both - limit));
     return free;
 }
 
 /* Reads the limit of one group; returns false when it has none. */
 static bool read_group(const struct version *v, const char *directory, const char *name,
                        double swap, uint64_t host, struct host_memory_limit *out) {
-    const double limit = number_in(directory, v->limit, "");
-    const double used = number_in(directory, v->usage, "");
+    const double limit = file_number(directory, v->limit, "%lf");
+    const double used = file_number(directory, v->usage, "%lf");
     struct stat status;
     if (limit < 0 || limit >= NO_LIMIT || used < 0 || stat(directory, &status)) return false;
     double kept = used;
     const char *const droppable[] = {v->inactive, v->active, v->slab};
     for (int i = 0; i < 3 && droppable[i]; i++)
-        kept -= at_least_zero(number_in(directory, "memory.stat", droppable[i]));
-    out->available =
-        at_least_zero(limit - at_least_zero(kept)) + group_swap(directory, limit, swap);
+        kept -= fmax(0, file_number(directory, "memory.stat", droppable[i]));
+    out->available = fmax(0, limit - fmax(0, kept)) + group_swap(directory, limit, swap);
     out->id = hash(hash(host, &status.st_dev, sizeof status.st_dev), &status.st_ino,
                    sizeof status.st_ino);
     snprintf(out->name, sizeof out->name, "control group %.60s (at most %.2f GB)", name,
@@ -128,8 +109,8 @@ static void visit(void *context, const char *directory, const char *group) {
 int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEMORY_LIMITS]) {
     char proc[PATH_BYTES];
     snprintf(proc, sizeof proc, "%.512s/proc", root);
-    const double available = 1024 * number_in(proc, "meminfo", "MemAvailable:");
-    const double swap = at_least_zero(1024 * number_in(proc, "meminfo", "SwapFree:"));
+    const double available = 1024 * file_number(proc, "meminfo", "MemAvailable: %lf");
+    const double swap = fmax(0, 1024 * file_number(proc, "meminfo", "SwapFree: %lf"));
     memset(limit, 0, HOST_MEMORY_LIMITS * sizeof *limit);
     if (available < 0) return 0;
     limit[0].id = host_id(root);
@@ -142,15 +123,10 @@ int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEM
 
 int host_memory_node_of(const char *root, const char *address) {
     char path[PATH_BYTES], lower[32] = "";
-    int node = -1;
     for (size_t i = 0; address[i] && i < sizeof lower - 1; i++)
         lower[i] = (char)tolower((unsigned char)address[i]);
-    snprintf(path, sizeof path, "%.512s/sys/bus/pci/devices/%s/numa_node", root, lower);
-    FILE *file = fopen(path, "re");
-    if (!file) return -1;
-    if (fscanf(file, "%d", &node) != 1) node = -1;
-    fclose(file);
-    return node;
+    snprintf(path, sizeof path, "%.512s/sys/bus/pci/devices/%s", root, lower);
+    return (int)file_number(path, "numa_node", "%lf");
 }
 
 /* The policy of this thread before host_memory_prefer, perhaps one of numactl's. */

@@ -13,24 +13,14 @@
 
 /* ---- control groups ---------------------------------------------------------------------- */
 
-/* Two numbers of a file, or of two files. A word such as "max" is no number. */
-static bool read_numbers(const char *folder, const char *name, int count, double *numbers) {
-    char path[FILE_PATH_BYTES + 32];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    const int found = count == 2 ? fscanf(file, "%lf %lf", &numbers[0], &numbers[1])
-                                 : fscanf(file, "%lf", &numbers[0]);
-    fclose(file);
-    return found == count;
-}
-
 static double quota_of_folder(const char *folder) {
-    double n[2];
-    const bool found = read_numbers(folder, "cpu.max", 2, n) ||
-                       (read_numbers(folder, "cpu.cfs_quota_us", 1, &n[0]) &&
-                        read_numbers(folder, "cpu.cfs_period_us", 1, &n[1]));
-    return found && n[0] > 0 && n[1] > 0 ? n[0] / n[1] : 0;
+    double quota = file_number(folder, "cpu.max", "%lf"); /* "max": no number */
+    double period = file_number(folder, "cpu.max", "%*f %lf");
+    if (period < 0) {
+        quota = file_number(folder, "cpu.cfs_quota_us", "%lf");
+        period = file_number(folder, "cpu.cfs_period_us", "%lf");
+    }
+    return quota > 0 && period > 0 ? quota / period : 0;
 }
 
 static double least(double a, double b) {
