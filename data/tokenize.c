@@ -204,9 +204,7 @@ static int judge_oddities(const struct job *job) {
 static void encode_piece(const struct tokenizer *tokenizer, struct piece *p) {
     p->words = count_words(p->text, p->bytes);
     find_odd(p);
-    p->status = p->begins
-                    ? tokenizer_encode(tokenizer, p->text, p->bytes, &p->ids, &p->count)
-                    : tokenizer_encode_continued(tokenizer, p->text, p->bytes, &p->ids, &p->count);
+    p->status = tokenizer_encode(tokenizer, p->text, p->bytes, !p->begins, &p->ids, &p->count);
 }
 
 /* Encodes and writes the pieces that have gathered. */

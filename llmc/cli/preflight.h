@@ -28,7 +28,7 @@ struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte 
     char device[112];
     char wrong[320]; /* a fault that the rank itself found; "": none */
     bool on_device;
-    double disk_free, disk_needed; /* bytes in --out, for all ranks; needed 0: no --out */
+    double disk_free, disk_needed; /* bytes in --out, for all ranks; 0: not a host's first rank */
     double gflops;                 /* speed of a large matrix product */
 };
 

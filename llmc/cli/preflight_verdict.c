@@ -261,13 +261,6 @@ release:
 
 /* ---- hosts ---- */
 
-/* Whether this is the first rank of its node, which reports about the host. */
-static bool leads(const struct preflight_nodes *n, int r) {
-    for (int before = 0; before < r; before++)
-        if (n->node[before] == n->node[r]) return false;
-    return true;
-}
-
 void preflight_verdict_hosts(const struct preflight_nodes *n, const struct preflight_rank *rank,
                              struct preflight_findings *out) {
     const size_t stride = sizeof *rank / sizeof(double);
@@ -280,7 +273,6 @@ void preflight_verdict_hosts(const struct preflight_nodes *n, const struct prefl
                 "node %s, rank %d: its GPU computes at %.0f%% of the median rate: look at its "
                 "clocks and temperature (nvidia-smi -q -d CLOCK,PERFORMANCE)",
                 k->host, r, 100 * k->gflops / gflops);
-        if (!leads(n, r)) continue;
         if (k->disk_needed > k->disk_free)
             say(add(out, HOST, r, 0),
                 "node %s: checkpoints need %.1f GB in --out, and %.1f GB are free there: a smaller "

@@ -288,13 +288,6 @@ static int allocate_copy(struct async_writer *s) {
     return 0;
 }
 
-/* Copies this rank's shards of the model, which are written while training goes on. All ranks call
- * it together. */
-static int copy_model(struct async_writer *s, bool *failed) {
-    *failed = allocate_copy(s) != 0;
-    return data_parallel_copy_model(s->dp, s->tensors, s->tensor_count);
-}
-
 static void copy_and_write(struct async_writer *s, const struct resume_point *at, int failed) {
     json_decref(s->trainer);
     s->trainer = resume_describe(s->facts, at);
@@ -316,11 +309,12 @@ void async_writer_poll(struct async_writer *s, bool *stop) {
 }
 
 int async_writer_save(struct async_writer *s, const struct resume_point *at) {
-    bool go, failed;
+    bool go;
     s->behind = false;
     if (begin(s, at->step, &go)) return -1;
     if (!go) return 0;
-    if (copy_model(s, &failed)) return -1;
+    const int failed = allocate_copy(s);
+    if (data_parallel_copy_model(s->dp, s->tensors, s->tensor_count)) return -1;
     copy_and_write(s, at, failed);
     return 0;
 }

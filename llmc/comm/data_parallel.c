@@ -17,10 +17,6 @@ static bool is_lossless(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_RELIABLE || d->numbers.lossless;
 }
 
-bool data_parallel_carries(const struct data_parallel *d) {
-    return comm_carry(d->options, d->world.ranks, d->be->on_device) > 0;
-}
-
 bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
     return comm_groups(d->options, d->workers) == 1 ||
            (d->options->algorithm == ALGORITHM_RELIABLE && !comm_leads(d->options, d->workers) &&
@@ -237,13 +233,12 @@ int data_parallel_log_buckets(struct data_parallel *d, struct jsonl *log, int st
         char name[32];
         bucket_name(d->layout, (int)(k - of), name);
         json_array_append_new(
-            list,
-            json_pack("{s:s, s:[I,I], s:[I,I], s:[I,I], s:[I,I]}", "name", name, "packets",
-                      (json_int_t)k->expected[0], (json_int_t)k->expected[1], "lost",
-                      (json_int_t)(k->expected[0] - k->arrived[0]),
-                      (json_int_t)(k->expected[1] - k->arrived[1]), "resent",
-                      (json_int_t)k->resent[0], (json_int_t)k->resent[1], "late",
-                      (json_int_t)k->late[0], (json_int_t)k->late[1]));
+            list, json_pack("{s:s, s:[I,I], s:[I,I], s:[I,I], s:[I,I]}", "name", name, "packets",
+                            (json_int_t)k->expected[0], (json_int_t)k->expected[1], "lost",
+                            (json_int_t)(k->expected[0] - k->arrived[0]),
+                            (json_int_t)(k->expected[1] - k->arrived[1]), "resent",
+                            (json_int_t)k->resent[0], (json_int_t)k->resent[1], "late",
+                            (json_int_t)k->late[0], (json_int_t)k->late[1]));
     }
     free(of);
     json_t *event = json_pack("{s:s, s:i, s:o}", "event", "buckets", "step", step, "buckets", list);
@@ -261,8 +256,8 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
     for (size_t r = 0; r < ranks; r++)
         json_array_append_new(steps, json_integer((json_int_t)late[r]));
     free(late);
-    jsonl_write(
-        log, json_pack("{s:s, s:i, s:o}", "event", "late_ranks", "step", step, "steps", steps));
+    jsonl_write(log,
+                json_pack("{s:s, s:i, s:o}", "event", "late_ranks", "step", step, "steps", steps));
     return 0;
 }
 
@@ -314,7 +309,11 @@ static void ask_rule(struct data_parallel *d, lossynet_phase phase, int step) {
 
 int data_parallel_begin(struct data_parallel *d, int *step) {
     if (!d->time.unfinished) d->time.finished = log_seconds();
-    if (comm_step_begin(d->comm, d->options, step)) return -1;
+    uint64_t number = (uint64_t)*step;
+    bool idle;
+    lossynet_error_feedback_share(d->comm, d->options->net.carry < 0 ? 1 : d->options->net.carry);
+    if (lossynet_step_begin_with_majority(d->comm, &number, &idle)) return -1;
+    *step = (int)number;
     ask_rule(d, LOSSYNET_GRADIENT, *step);
     if (!d->port.overlap) return 0;
     return lossynet_reduce_begin(d->comm, d->vectors.grads, is_lossless(d)) ? -1 : 0;
@@ -559,7 +558,12 @@ int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r) {
     struct lossynet_drift drift;
     d->time.unfinished = false;
     if (lossynet_report_end(d->comm, &counters, &drift)) return -1;
-    comm_step_metrics(&counters, r);
+    for (int phase = 0; phase < 2; phase++) {
+        r->expected[phase] = (double)counters.expected[phase];
+        r->arrived[phase] = (double)counters.arrived[phase];
+        r->resent[phase] = (double)counters.resent[phase];
+    }
+    memcpy(r->network, counters.network, sizeof r->network);
     /* The formulas hold only for `lossy`, where each packet that arrives replaces stale values. */
     const bool lossy = d->options->algorithm == ALGORITHM_LOSSY;
     r->drift = drift.pair;

@@ -103,8 +103,6 @@ bool data_parallel_is_of_another_run(const struct data_parallel *d);
  * Collective. Returns 0, or -1 after reporting. */
 int data_parallel_start(struct data_parallel *d);
 
-/* Whether lost gradients join the next ones (--carry). */
-bool data_parallel_carries(const struct data_parallel *d);
 /* Whether every replica equals the model: owners send the model itself, and all of it arrives
  * without rounding. Always true with a single group. */
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);

@@ -173,7 +173,7 @@ void data_parallel_facts(const struct data_parallel *d, struct run_info *facts) 
     facts->loss.rule = rule_checksum(d->options);
     facts->loss.trace = comm_trace_checksum(d->options);
     facts->sends = d->port.sends;
-    facts->loss.carries = data_parallel_carries(d);
+    facts->loss.carries = comm_carry(d->options, d->world.ranks, d->be->on_device) > 0;
     for (int p = 0; p < 2; p++) {
         facts->loss.measured[p] =
             comm_rounds(d->options, (lossynet_phase)p) == LOSSYNET_ROUNDS_MEASURED;

@@ -236,21 +236,3 @@ int comm_check_device(const struct options *o, bool on_device) {
             "them are sent again (--repair)");
     return 0;
 }
-
-int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int *step) {
-    uint64_t number = (uint64_t)*step;
-    bool idle;
-    lossynet_error_feedback_share(comm, o->net.carry < 0 ? 1 : o->net.carry);
-    if (lossynet_step_begin_with_majority(comm, &number, &idle)) return -1;
-    *step = (int)number;
-    return 0;
-}
-
-void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *r) {
-    for (int phase = 0; phase < 2; phase++) {
-        r->expected[phase] = (double)counters->expected[phase];
-        r->arrived[phase] = (double)counters->arrived[phase];
-        r->resent[phase] = (double)counters->resent[phase];
-    }
-    memcpy(r->network, counters->network, sizeof r->network);
-}

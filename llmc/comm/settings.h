@@ -5,7 +5,6 @@
 #include "llmc/model/param_layout.h"
 #include "llmc/memory/memory_plan.h"
 #include "llmc/options/options.h"
-#include "llmc/log/metrics.h"
 #include "lossynet/lossynet_trainer.h"
 
 /* Checks that the options of the network make sense with these numbers of workers and ranks, by the
@@ -69,12 +68,5 @@ void comm_plan(const struct options *options, const struct param_layout *layout,
 
 /* How far ahead are the values of the next broadcast, in steps. */
 double comm_lead(const struct options *options, const struct lossynet_comm *comm);
-
-/* Begins a step by lossynet_step_begin_with_majority, which may set *step to a later one, and sets
- * the share of error feedback (--carry). Returns 0, or -1 after reporting. */
-int comm_step_begin(struct lossynet_comm *comm, const struct options *options, int *step);
-
-/* Copies a step's packet counters into its metrics. */
-void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *record);
 
 #endif

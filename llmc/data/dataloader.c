@@ -37,7 +37,8 @@ struct dataloader {
     uint64_t seed;
     size_t count;
     struct token_file *files;
-    uint64_t tokens, words, bytes, train_windows, windows;
+    uint64_t tokens, targets; /* targets: all tokens except the first of each file */
+    uint64_t words, bytes, train_windows, windows;
     int shares; /* parts that the training windows are split into; 0 or 1: shared */
     bool words_known, bytes_known;
     int vocabulary;
@@ -168,6 +169,7 @@ static int open_file(struct dataloader *loader, const char *path) {
     file->train_before = loader->train_windows;
     file->window_before = loader->windows;
     loader->tokens += file->count;
+    loader->targets += targets;
     loader->words += file->words;
     loader->words_known = (loader->count == 1 || loader->words_known) && file->words > 0;
     loader->bytes += file->bytes;
@@ -306,20 +308,12 @@ int dataloader_vocabulary(const struct dataloader *loader) {
     return loader->vocabulary;
 }
 
-/* Tokens that are predicted: all except the first of each file. */
-static double targets(const struct dataloader *loader) {
-    uint64_t count = 0;
-    for (size_t i = 0; i < loader->count; i++)
-        count += loader->files[i].count ? loader->files[i].count - 1 : 0;
-    return (double)count;
-}
-
 double dataloader_targets_per_word(const struct dataloader *loader) {
-    return loader->words_known ? targets(loader) / (double)loader->words : 0;
+    return loader->words_known ? (double)loader->targets / (double)loader->words : 0;
 }
 
 double dataloader_targets_per_byte(const struct dataloader *loader) {
-    return loader->bytes_known ? targets(loader) / (double)loader->bytes : 0;
+    return loader->bytes_known ? (double)loader->targets / (double)loader->bytes : 0;
 }
 
 int dataloader_check_vocabulary(struct dataloader *loader, int vocabulary) {

@@ -240,19 +240,12 @@ bool tokenizer_cuts_at_newlines(const struct tokenizer *t) {
     return t->cuts_at_newlines;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t length, int32_t **ids,
-                     size_t *count) {
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t length, bool continued,
+                     int32_t **ids, size_t *count) {
     *ids = nullptr;
     return guarded("encode a text", [&]() {
-        return hand_out(encode(*t, {text, length}), ids, count);
-    });
-}
-
-int tokenizer_encode_continued(const struct tokenizer *t, const char *text, size_t length,
-                               int32_t **ids, size_t *count) {
-    *ids = nullptr;
-    return guarded("encode a text", [&]() {
-        return hand_out(encode_continued(*t, {text, length}), ids, count);
+        const std::string_view view(text, length);
+        return hand_out(continued ? encode_continued(*t, view) : encode(*t, view), ids, count);
     });
 }
 

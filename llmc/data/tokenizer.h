@@ -26,21 +26,18 @@ int tokenizer_unknown(const struct tokenizer *tokenizer);    /* id of <unk> */
 int tokenizer_bos(const struct tokenizer *tokenizer);        /* id of <s>, -1 when there is none */
 int tokenizer_eos(const struct tokenizer *tokenizer);        /* id of </s>, likewise */
 
-/* Whether a text can be cut before any newline and each part encoded separately with
- * tokenizer_encode_continued, with the same ids as in one piece. This holds if no token spans a
- * newline and normalisation does not change newlines. It holds for Llama's model. */
+/* Whether a text can be cut before any newline and each part encoded separately, with the same ids as
+ * in one piece. This holds if no token spans a newline and normalisation does not change newlines. It
+ * holds for Llama's model. */
 bool tokenizer_cuts_at_newlines(const struct tokenizer *tokenizer);
 
 /* Encodes `length` bytes of UTF-8, without <s> and </s>. *ids is allocated with malloc and
  * belongs to the caller; it is NULL if *count is 0. Bytes that are not UTF-8 become U+FFFD, as
- * in SentencePiece. Returns 0, or -1 after reporting; *ids is then NULL. */
+ * in SentencePiece. continued: the text begins with a newline and continues an earlier part, so the
+ * space that SentencePiece puts before a text is left out; needs tokenizer_cuts_at_newlines. Returns 0,
+ * or -1 after reporting; *ids is then NULL. */
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length,
-                     int32_t **ids, size_t *count);
-
-/* The same for text that begins with a newline and continues an earlier part. The space that
- * SentencePiece puts before a text is left out. Needs tokenizer_cuts_at_newlines. */
-int tokenizer_encode_continued(const struct tokenizer *tokenizer, const char *text, size_t length,
-                               int32_t **ids, size_t *count);
+                     bool continued, int32_t **ids, size_t *count);
 
 /* Encodes a prompt, which ends with a zero byte. <s> comes first if the tokenizer has one. *ids
  * has room for `room` further ids after the *count encoded ones. Returns 0, or -1 after

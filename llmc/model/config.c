@@ -172,23 +172,15 @@ static void need_false(struct reader *r, const char *field) {
         refuse(r, field, json_true(), "false: this program has no biases");
 }
 
-static void need_zero(struct reader *r, const char *field, const char *what) {
+static void need_number(struct reader *r, const char *field, double only, const char *expected) {
     const json_t *value = get(r, field);
-    char expected[80];
-    if (!value || (json_is_number(value) && json_number_value(value) == 0)) return;
-    snprintf(expected, sizeof expected, "0: this program has no %s", what);
-    refuse(r, field, value, expected);
+    if (value && !(json_is_number(value) && json_number_value(value) == only))
+        refuse(r, field, value, expected);
 }
 
 static void need_absent(struct reader *r, const char *field, const char *expected) {
     const json_t *value = get(r, field);
     if (value) refuse(r, field, value, expected);
-}
-
-static void need_whole_rotation(struct reader *r) {
-    const json_t *value = get(r, "partial_rotary_factor");
-    if (value && !(json_is_number(value) && json_number_value(value) == 1.0))
-        refuse(r, "partial_rotary_factor", value, "1");
 }
 
 /* The fields of Llama 3's scaling, which are all required. */
@@ -224,7 +216,7 @@ static void get_rope(struct reader *r, const char *field, struct llama_config *c
     }
     struct reader inner = {r->path, object, false};
     c->rope_theta = get_float(&inner, "rope_theta", c->rope_theta);
-    need_whole_rotation(&inner);
+    need_number(&inner, "partial_rotary_factor", 1, "1");
     if (llama3) get_llama3(&inner, field, &c->rope_scaling);
     r->failed = inner.failed;
 }
@@ -272,9 +264,9 @@ static int read_fields(struct reader *r, struct llama_config *c) {
     need_string(r, "hidden_act", "silu");
     need_false(r, "attention_bias");
     need_false(r, "mlp_bias");
-    need_zero(r, "attention_dropout", "dropout");
+    need_number(r, "attention_dropout", 0, "0: this program has no dropout");
     need_absent(r, "quantization_config", "no quantisation: convert the model to float first");
-    need_whole_rotation(r);
+    need_number(r, "partial_rotary_factor", 1, "1");
     /* Absent fields have the defaults of transformers' LlamaConfig. */
     c->width = get_int(r, "hidden_size", -1);
     c->layers = get_int(r, "num_hidden_layers", -1);

@@ -173,7 +173,8 @@ static void test_round_trip(void **state) {
         int32_t *ids;
         size_t count;
         char *text;
-        assert_int_equal(tokenizer_encode(tokenizer, texts[i], strlen(texts[i]), &ids, &count), 0);
+        assert_int_equal(
+            tokenizer_encode(tokenizer, texts[i], strlen(texts[i]), false, &ids, &count), 0);
         assert_int_equal(count == 0, *texts[i] == '\0');
         assert_int_equal(tokenizer_decode(tokenizer, ids, count, &text), 0);
         assert_string_equal(text, texts[i]);
@@ -221,9 +222,9 @@ static void test_cuts_at_newlines(void **state) {
             size_t whole_count, part_count, rest_count;
             const char *cut = strchr(text + 1, '\n');
             if (!cut) continue;
-            tokenizer_encode(tokenizer, text, strlen(text), &whole, &whole_count);
-            tokenizer_encode(tokenizer, text, (size_t)(cut - text), &part, &part_count);
-            tokenizer_encode_continued(tokenizer, cut, strlen(cut), &rest, &rest_count);
+            tokenizer_encode(tokenizer, text, strlen(text), false, &whole, &whole_count);
+            tokenizer_encode(tokenizer, text, (size_t)(cut - text), false, &part, &part_count);
+            tokenizer_encode(tokenizer, cut, strlen(cut), true, &rest, &rest_count);
             assert_int_equal(part_count + rest_count, whole_count);
             assert_memory_equal(part, whole, part_count * sizeof *part);
             assert_memory_equal(rest, whole + part_count, rest_count * sizeof *rest);
@@ -396,7 +397,7 @@ static void assert_documents(const char *name, const char *const *documents, int
     for (int i = 0; i < document_count; i++) {
         int32_t *ids;
         size_t length;
-        tokenizer_encode(tokenizer, documents[i], strlen(documents[i]), &ids, &length);
+        tokenizer_encode(tokenizer, documents[i], strlen(documents[i]), false, &ids, &length);
         assert_true(at + 1 + length <= count);
         assert_int_equal(tokens[at], tokenizer_bos(tokenizer));
         assert_memory_equal(tokens + at + 1, ids, length * sizeof *ids);
