@@ -63,6 +63,9 @@ BARE json_t *json_loadb(const char *text, size_t bytes, size_t flags, json_error
     }
     return NULL;
 }
+BARE json_t *json_loads(const char *text, size_t flags, json_error_t *error) {
+    return json_loadb(text, 0, flags, error);
+}
 BARE json_t *json_load_file(const char *path, size_t flags, json_error_t *error) {
     return (void)path, (void)flags, (void)error, (json_t *)NULL;
 }

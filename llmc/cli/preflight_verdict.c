@@ -113,32 +113,27 @@ static struct preflight_finding *judge(struct preflight_findings *out, int kind,
                                        const char *name, const struct preflight_traffic *t,
                                        const struct preflight_traffic *usual) {
     const double in = t->in / usual->in, sent = t->out / usual->out;
-    const bool slow_in = in < RATE_LEAST, slow_out = sent < RATE_LEAST;
-    const bool lossy_in = t->in > 0 && t->lost_in > usual->lost_in + LOSS_MOST;
-    const bool lossy_out = t->out > 0 && t->lost_out > usual->lost_out + LOSS_MOST;
-    const char *and = "";
-    if (!slow_in && !slow_out && !lossy_in && !lossy_out) return NULL;
-    struct preflight_finding *f = add(out, kind, number, 0);
-    say(f, "%s:", name);
-    if (slow_in) {
-        say(f,
-            in > 0 ? " received %.0f%% of the median rate from every peer"
-                   : " received nothing from any peer",
-            100 * in);
-        and = ";";
+    const struct {
+        bool is;
+        const char *format;
+        double percent;
+    } bad[] = {{in<RATE_LEAST, in> 0 ? "received %.0f%% of the median rate from every peer"
+                                     : "received nothing from any peer",
+                100 * in},
+               {sent<RATE_LEAST, sent> 0 ? "sent %.0f%% of the median rate to every peer"
+                                         : "sent nothing that arrived at any peer",
+                100 * sent},
+               {t->in > 0 && t->lost_in > usual->lost_in + LOSS_MOST,
+                "lost %.1f%% of what every peer sent to it", 100 * t->lost_in},
+               {t->out > 0 && t->lost_out > usual->lost_out + LOSS_MOST,
+                "lost %.1f%% of what it sent to every peer", 100 * t->lost_out}};
+    struct preflight_finding *f = NULL;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (!bad[i].is) continue;
+        if (f) say(f, "; ");
+        if (!f) say(f = add(out, kind, number, 0), "%s: ", name);
+        say(f, bad[i].format, bad[i].percent);
     }
-    if (slow_out) {
-        say(f,
-            sent > 0 ? "%s sent %.0f%% of the median rate to every peer"
-                     : "%s sent nothing that arrived at any peer",
-            and, 100 * sent);
-        and = ";";
-    }
-    if (lossy_in) {
-        say(f, "%s lost %.1f%% of what every peer sent to it", and, 100 * t->lost_in);
-        and = ";";
-    }
-    if (lossy_out) say(f, "%s lost %.1f%% of what it sent to every peer", and, 100 * t->lost_out);
     return f;
 }
 

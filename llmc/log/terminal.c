@@ -9,20 +9,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Returns the process's parent; 0 if there is none, or if it cannot be found. */
+#include "llmc/util/file.h"
+
+/* Returns the process's parent; 0 or less if there is none, or if it cannot be found. */
 static int parent_of(int process) {
-    char path[64], text[512] = "";
-    int parent = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", process);
-    FILE *file = fopen(path, "re");
-    if (!file) return 0;
-    size_t bytes = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[bytes] = 0;
-    const char *name_end =
-        strrchr(text, ')'); /* PID (NAME) STATE PARENT; NAME may contain any character */
-    if (!name_end || sscanf(name_end, ") %*c %d", &parent) != 1) return 0;
-    return parent;
+    char directory[64];
+    snprintf(directory, sizeof directory, "/proc/%d", process);
+    return (int)file_number(directory, "status", "PPid: %lf");
 }
 
 static int behind =

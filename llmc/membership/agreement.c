@@ -172,9 +172,8 @@ static const char *difference(const json_t *one, const json_t *other) {
 
 static enum agreement_result compare(const struct agreement *a, const char *text,
                                      const char *version, const json_t *options) {
-    json_error_t error;
     char here[100], there[100];
-    json_t *said = json_loadb(text, strlen(text), 0, &error);
+    json_t *said = json_loads(text, 0, NULL);
     const char *their = json_string_value(json_object_get(said, "version"));
     const json_t *theirs = json_object_get(said, "options");
     const char *key = difference(options, theirs);

@@ -123,13 +123,8 @@ static bool take_member(const json_t *json, const char *uid, struct member *out)
            take_text(json_string_value(json_object_get(json, "host")), out->host, sizeof out->host);
 }
 
-static json_t *load(const char *text) {
-    json_error_t error;
-    return json_loadb(text, strlen(text), JSON_REJECT_DUPLICATES, &error);
-}
-
 bool member_from_json(const char *text, const char *uid, struct member *out) {
-    json_t *json = load(text);
+    json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     const bool valid = json && take_member(json, uid, out);
     json_decref(json);
     return valid;
@@ -151,7 +146,7 @@ static bool take_members(const json_t *list, int64_t epoch, struct view *out) {
 
 bool view_from_json(const char *text, struct view *out) {
     *out = (struct view){0, 0, NULL, -1};
-    json_t *json = load(text);
+    json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     const json_t *list = json_object_get(json, "members");
     const size_t members = json_array_size(list);
     bool valid =

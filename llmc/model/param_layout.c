@@ -38,7 +38,7 @@ int param_layout_build(const struct llama_config *c, struct param_layout *l) {
     l->config = *c;
     l->buckets = c->layers + 1 + !c->tied;
     l->layer = calloc((size_t)c->layers, sizeof *l->layer);
-    l->span = calloc((size_t)c->layers * 9 + 3, sizeof *l->span);
+    l->span = calloc((size_t)c->layers * MODEL_TENSORS_PER_LAYER + 3, sizeof *l->span);
     l->bucket_elements = calloc((size_t)l->buckets, sizeof *l->bucket_elements);
     if (!l->layer || !l->span || !l->bucket_elements) {
         param_layout_release(l);
@@ -125,29 +125,19 @@ int param_layout_squares(const struct param_layout *l, const struct range *range
     return 0;
 }
 
-/* In the order of model_tensors. */
+/* In the order of model_tensors, which a layer's spans have, too. */
 void param_layout_tensors(const struct param_layout *l, float *vector,
                           struct named_tensor *tensors) {
-    const struct llama_config *c = &l->config;
-    const size_t C = (size_t)c->width, F = (size_t)c->hidden;
-    const size_t HD = (size_t)c->heads * c->head_size, KD = (size_t)c->kv_heads * c->head_size;
+    const int layers = l->config.layers, before = 1 + !l->config.tied; /* spans before layers */
     struct named_tensor *t = tensors;
-    model_tensors(c, tensors);
+    model_tensors(&l->config, tensors);
     (t++)->data = vector + l->embedding;
-    for (int i = 0; i < c->layers; i++) {
-        const struct layer_offsets *o = &l->layer[i];
-        (t++)->data = vector + o->attention_norm;
-        (t++)->data = vector + o->qkv;
-        (t++)->data = vector + o->qkv + HD * C;
-        (t++)->data = vector + o->qkv + (HD + KD) * C;
-        (t++)->data = vector + o->attention_out;
-        (t++)->data = vector + o->mlp_norm;
-        (t++)->data = vector + o->gate_up;
-        (t++)->data = vector + o->gate_up + F * C;
-        (t++)->data = vector + o->down;
+    for (int i = layers - 1; i >= 0; i--) {
+        const struct span *s = l->span + before + i * MODEL_TENSORS_PER_LAYER;
+        for (int k = 0; k < MODEL_TENSORS_PER_LAYER; k++) (t++)->data = vector + s[k].offset;
     }
     (t++)->data = vector + l->final_norm;
-    if (!c->tied) t->data = vector + l->classifier;
+    if (!l->config.tied) t->data = vector + l->classifier;
 }
 
 struct named_tensor *param_layout_tensor_list(const struct param_layout *l, float *vector,

@@ -3,10 +3,8 @@
 
 #include <stdio.h>
 
-enum { TENSORS_PER_LAYER = 9 };
-
 size_t model_tensor_count(const struct llama_config *config) {
-    return (size_t)config->layers * TENSORS_PER_LAYER + 2 + (config->tied ? 0 : 1);
+    return (size_t)config->layers * MODEL_TENSORS_PER_LAYER + 2 + (config->tied ? 0 : 1);
 }
 
 size_t model_tensor_elements(const struct named_tensor *tensor) {

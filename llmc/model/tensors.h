@@ -15,7 +15,9 @@ struct named_tensor {
     float *data;   /* shape[0] * shape[1] float32, row-major; the caller's memory */
 };
 
-/* Number of tensors of a checked config: 9 per layer, the embedding, the last norm, and lm_head
+enum { MODEL_TENSORS_PER_LAYER = 9 };
+
+/* Number of tensors of a checked config: those of layers, the embedding, the last norm, and lm_head
  * unless it is tied. */
 size_t model_tensor_count(const struct llama_config *config);
 
