@@ -16,6 +16,6 @@ int checksum_file(const char *path, char text[CHECKSUM_TEXT_BYTES], uint64_t *by
     struct file_map map;
     if (file_map(path, &map)) return -1;
     checksum_bytes(map.data ? map.data : "", map.bytes, text);
-    *bytes = map.bytes;
+    if (bytes) *bytes = map.bytes;
     return file_unmap(&map);
 }

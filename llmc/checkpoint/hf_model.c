@@ -233,8 +233,7 @@ int hf_model_write_shard(const char *directory, const struct named_tensor *tenso
         to->shape[1] = tensors[i].shape[1];
         to->data = tensors[i].data;
     }
-    static const char *const metadata[] = {"format", "pt", NULL}; /* transformers requires it */
-    int status = safetensors_write(path, list, kept, metadata);
+    int status = safetensors_write(path, list, kept, "pt");
     free(list);
     return status;
 }

@@ -191,7 +191,6 @@ int resume_verify(const char *directory, const json_t *saved, int rank, int rank
     char path[FILE_PATH_BYTES], found[CHECKSUM_TEXT_BYTES];
     const char *name;
     json_t *entry, *read = NULL;
-    uint64_t bytes;
     int i = 0, status = 0;
     if (!saved) { /* of another program, if it lists no files */
         if (file_join(path, directory, "trainer.json")) return -1;
@@ -207,7 +206,7 @@ int resume_verify(const char *directory, const json_t *saved, int rank, int rank
         const bool of_model = !strncmp(name, "model", 5) || !strcmp(name, "config.json");
         if (read && (!of_model || strchr(name, '/') || !said)) continue;
         if (status || i++ % ranks != rank) continue;
-        status = file_join(path, directory, name) || checksum_file(path, found, &bytes) ? -1 : 0;
+        status = file_join(path, directory, name) || checksum_file(path, found, NULL) ? -1 : 0;
         if (!status && (!said || strcmp(said, found) != 0))
             status =
                 log_error("'%s' is %s: its checksum is %s, trainer.json says %.40s; %s", path,
@@ -273,10 +272,9 @@ static int older_first(const void *a, const void *b) {
 }
 
 bool resume_is_checkpoint_name(const char *name) {
-    static const char prefix[] = "checkpoint-";
-    size_t length = sizeof prefix - 1;
-    if (strncmp(name, prefix, length) != 0) return false;
-    return name[length] && strspn(name + length, "0123456789") == strlen(name + length);
+    int length = 0;
+    sscanf(name, "checkpoint-%*[0-9]%n", &length);
+    return length && !name[length];
 }
 
 int resume_checkpoint_path(const char *out, int step, char path[FILE_PATH_BYTES]) {

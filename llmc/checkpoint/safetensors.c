@@ -379,15 +379,10 @@ static json_t *entry_to_json(const struct safetensors_tensor *tensor, size_t beg
 
 /* The header's text, allocated with malloc; NULL if out of memory, or if a name is not UTF-8. */
 static char *header_text(const struct safetensors_tensor *tensors, size_t count,
-                         const char *const *metadata) {
-    json_t *root = json_object();
+                         const char *format) {
+    json_t *root =
+        format ? json_pack("{s:{s:s}}", "__metadata__", "format", format) : json_object();
     bool failed = !root;
-    if (metadata) {
-        json_t *pairs = json_object();
-        for (; *metadata; metadata += 2)
-            failed |= json_object_set_new(pairs, metadata[0], json_string(metadata[1])) != 0;
-        failed |= json_object_set_new(root, "__metadata__", pairs) != 0;
-    }
     size_t begin = 0;
     for (size_t i = 0; i < count && !failed; i++) {
         failed = json_object_set_new(root, tensors[i].name, entry_to_json(&tensors[i], begin)) != 0;
@@ -399,8 +394,8 @@ static char *header_text(const struct safetensors_tensor *tensors, size_t count,
 }
 
 int safetensors_write(const char *path, const struct safetensors_tensor *tensors, size_t count,
-                      const char *const *metadata) {
-    char *text = header_text(tensors, count, metadata);
+                      const char *format) {
+    char *text = header_text(tensors, count, format);
     if (!text) return log_error("cannot write '%s': out of memory for its header", path);
     uint64_t length = strlen(text), padded = (length + 7) / 8 * 8; /* the data starts aligned */
     const int descriptor = file_create(path);

@@ -67,11 +67,11 @@ struct safetensors_tensor {
     const char *dtype; /* NULL: "F32"; or another that the reader above knows */
 };
 
-/* Writes a file of tensors and syncs it to disk. metadata: pairs (key, value) ended by a
- * NULL key, or NULL. The data goes from the caller's memory to the file without a copy. On an
+/* Writes a file of tensors and syncs it to disk. format: "pt" for transformers, which requires it in the
+ * metadata; or NULL: no metadata. The data goes from the caller's memory to the file without a copy. On an
  * error the file may be left incomplete: write under a temporary name and rename, as
  * hf_model_commit does. Returns 0, or -1 after reporting. */
 int safetensors_write(const char *path, const struct safetensors_tensor *tensors, size_t count,
-                      const char *const *metadata);
+                      const char *format);
 
 #endif

@@ -91,10 +91,9 @@ int comm_rounds(const struct options *o, lossynet_phase phase) {
 
 const char *comm_trace_checksum(const struct options *o) {
     static char checksum[CHECKSUM_TEXT_BYTES];
-    uint64_t bytes;
     const char *model = o->net.loss_model;
     if (!model || strncmp(model, "trace:", 6)) return NULL;
-    return checksum_file(model + 6, checksum, &bytes) ? NULL : checksum;
+    return checksum_file(model + 6, checksum, NULL) ? NULL : checksum;
 }
 
 static bool deadline_fits(const struct options *o) {

@@ -252,17 +252,10 @@ int file_write_json(const char *path, const json_t *json, size_t flags) {
 }
 
 int file_copy(const char *from, const char *to) {
-    char part[1 << 16];
-    size_t bytes;
-    const int in = open_regular(from, &bytes), out = in < 0 ? -1 : file_create(to);
-    ssize_t got = 0;
-    int status = out < 0 ? -1 : 0;
-    while (!status && (got = read(in, part, sizeof part)) > 0)
-        status = file_write(out, part, (size_t)got, to);
-    if (got < 0) status = log_error("cannot read '%s': %s", from, strerror(errno));
-    if (in >= 0) close(in);
-    if (out >= 0 && file_finish(out, to)) status = -1;
-    return status;
+    struct file_map map;
+    if (file_map(from, &map)) return -1;
+    const int status = file_write_bytes(to, map.data, map.bytes);
+    return file_unmap(&map) ? -1 : status;
 }
 
 int file_sync_directory(const char *path) {

@@ -39,8 +39,7 @@ static uint64_t hash(uint64_t seed, const void *bytes, size_t count) {
     return seed;
 }
 
-/* A number that is the same in all containers of a host, and different on each host. */
-static uint64_t host_id(const char *root) {
+uint64_t host_memory_host(const char *root) {
     char path[PATH_BYTES], text[64] = "";
     snprintf(path, sizeof path, "%.512s/proc/sys/kernel/random/boot_id", root);
     FILE *file = fopen(path, "re");
@@ -113,7 +112,7 @@ int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEM
     const double swap = fmax(0, 1024 * file_number(proc, "meminfo", "SwapFree: %lf"));
     memset(limit, 0, HOST_MEMORY_LIMITS * sizeof *limit);
     if (available < 0) return 0;
-    limit[0].id = host_id(root);
+    limit[0].id = host_memory_host(root);
     limit[0].available = available + swap;
     snprintf(limit[0].name, sizeof limit[0].name, "the host");
     struct found found = {limit, 1, swap};

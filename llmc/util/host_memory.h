@@ -24,6 +24,9 @@ struct host_memory_limit { /* processes that have a limit with the same id share
  * be read. */
 int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEMORY_LIMITS]);
 
+/* A number that is the same in all containers of a host, and different on each host. */
+uint64_t host_memory_host(const char *root);
+
 /* The NUMA node to which a PCI device is attached; -1 if it is unknown or there is only one node.
  * address: as on the bus, "0000:17:00.0", in lower or upper case. */
 int host_memory_node_of(const char *root, const char *address);

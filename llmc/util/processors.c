@@ -4,12 +4,11 @@
 #include <omp.h>
 #include <sched.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "llmc/util/control_groups.h"
 #include "llmc/util/file.h"
+#include "llmc/util/host_memory.h"
 
 /* ---- control groups ---------------------------------------------------------------------- */
 
@@ -41,15 +40,9 @@ double processors_quota(const char *root) {
 
 /* ---- shares ------------------------------------------------------------------------------ */
 
-static void find_machine(uint64_t machine[2]) {
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (file && fread(machine, 1, 2 * sizeof *machine, file) == 0) machine[0] = 0;
-    if (file) fclose(file);
-}
-
 void processors_find(struct processors *own) {
     memset(own, 0, sizeof *own);
-    find_machine(own->machine);
+    own->machine = host_memory_host("");
     own->quota = processors_quota("");
     own->allowed = omp_get_num_procs();
     sched_getaffinity(0, sizeof own->set, (cpu_set_t *)own->set);
@@ -65,7 +58,7 @@ int processors_share(const struct processors *ranks, int count, int self) {
     const struct processors *own = &ranks[self];
     int together = 0, sharing = 0;
     for (int r = 0; r < count; r++) {
-        if (memcmp(ranks[r].machine, own->machine, sizeof own->machine)) continue;
+        if (ranks[r].machine != own->machine) continue;
         together++;
         sharing += r == self || overlap(&ranks[r], own);
     }

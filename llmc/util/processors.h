@@ -6,9 +6,9 @@
 
 enum { PROCESSORS_MOST = 8192 };
 
-struct processors {      /* a rank tells this to others */
-    uint64_t machine[2]; /* the kernel's boot: containers of one machine have the same */
-    double quota;        /* limit of the control groups that the rank is in; 0: none */
+struct processors {   /* a rank tells this to others */
+    uint64_t machine; /* host_memory_host: containers of one machine have the same */
+    double quota;     /* limit of the control groups that the rank is in; 0: none */
     int32_t
         allowed; /* number of processors that it may run on (cpuset, taskset, mpirun --bind-to) */
     uint64_t set[PROCESSORS_MOST / 64]; /* which */

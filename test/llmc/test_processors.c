@@ -79,7 +79,7 @@ static struct processors ranks[4];
 /* A rank that may run on processors first ... first + allowed - 1. */
 static void rank_of(int r, uint64_t on, int first, int allowed, double limit) {
     memset(&ranks[r], 0, sizeof ranks[r]);
-    ranks[r].machine[0] = on;
+    ranks[r].machine = on;
     ranks[r].allowed = allowed;
     ranks[r].quota = limit;
     for (int i = first; i < first + allowed; i++) ranks[r].set[i / 64] |= (uint64_t)1 << i % 64;
