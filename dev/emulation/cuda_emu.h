@@ -189,6 +189,13 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_by
     });
 }
 
+/* As in common.cuh. The library computes when it is called, and so the call is work of the stream.
+ * The host waits for it, since a call says whether it fails. */
+template <typename F> static void launch_library(cudaStream_t stream, const F &call) {
+    cuda_emu::enqueue(stream, [stream, call] { call(stream); });
+    if (!cuda_emu::records(stream)) cuda_emu::wait_for(stream);
+}
+
 /* ---- built-in variables and functions ------------------------------------------------------- */
 
 #define threadIdx ((const uint3 &)cuda_emu::current->index)

@@ -95,13 +95,13 @@ enum { BACKEND_ALL_MARKS = BACKEND_MARKS + BACKEND_SETS * BACKEND_LOSS_MARKS };
 /* Which kernels compute attention: the backend's own, or a library's. Their bits differ, so all
  * ranks, also after --resume, must use the same choice. */
 struct attention_choice {
-    int32_t made;    /* the caller has chosen */
+    /* The caller has chosen. Before that, the library may fail, and then computes nothing. */
+    int32_t made;
     int32_t library; /* version of the library for the shape below (cuDNN: 91900); 0: own kernels */
     int32_t B, T, H, K, D;
     int32_t
         from; /* the tokens of a sequence from which on the library's suit this device; 0: none */
-    int32_t trial;    /* the library may fail: then `failed` says why, and nothing was computed */
-    char failed[256]; /* "": it has not failed */
+    const char *failed; /* why the library failed since attention_open; "": it has not */
 };
 
 /* A handle with which another process can open a device's memory; it may be sent there. */
@@ -119,9 +119,9 @@ struct backend {
     /* NULL if there is no choice. The caller may change all but the shape between operations. */
     struct attention_choice *attention_choice;
     /* Prepares a library's attention for a shape, with its working memory, and sets the shape of
-     * attention_choice. Returns the library's version, or 0 with the reason in one line.
+     * attention_choice. Returns the library's version, or 0: `failed` has the reason in one line.
      * attention_close frees everything. */
-    int (*attention_open)(int B, int T, int H, int K, int D, char *why, size_t why_size);
+    int (*attention_open)(int B, int T, int H, int K, int D);
     void (*attention_close)(void);
 
     /* ---- memory ---- */

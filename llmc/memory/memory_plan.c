@@ -145,7 +145,6 @@ static struct array_sizes sizes_of(const struct llama_config *c,
 /* cuDNN's attention in training: above all dS of a layer. */
 static double cudnn_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
     if (!s->cudnn || !s->run.device || s->run.evaluates || s->run.dtype != DTYPE_BF16) return 0;
-    if (!cudnn_attention_takes(c->head_size)) return 0;
     return cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size);
 }
 

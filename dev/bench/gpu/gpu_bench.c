@@ -183,7 +183,6 @@ static void attention_backward_once(void *context) {
 }
 
 static int attention(int B, int T, int H, int K, int D, bool cudnn) {
-    char why[256];
     const size_t rows = (size_t)B * T, wide = rows * (size_t)(H + 2 * K) * (size_t)D;
     const size_t narrow = rows * (size_t)H * (size_t)D;
     struct attention a = {B,
@@ -197,8 +196,9 @@ static int attention(int B, int T, int H, int K, int D, bool cudnn) {
                           filled(be, narrow, 1, false),
                           (float *)filled(be, rows * (size_t)H, 1, true)};
     if (cudnn) {
-        be->attention_choice->library = be->attention_open(B, T, H, K, D, why, sizeof why);
-        if (!be->attention_choice->library) return log_error("%s", why);
+        be->attention_choice->library = be->attention_open(B, T, H, K, D);
+        be->attention_choice->made = true;
+        if (!be->attention_choice->library) return log_error("%s", be->attention_choice->failed);
     }
     const double forward = seconds_of(attention_forward_once, &a);
     const double backward = seconds_of(attention_backward_once, &a);
@@ -470,7 +470,7 @@ int main(int argc, char **argv) {
     const bool cudnn = argc > 7 && !strcmp(argv[7], "cudnn");
     be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
     if (!be) return log_error("%s", why), NO_DEVICE;
-    if (cudnn && !cudnn_attention_open(why, sizeof why)) return log_error("%s", why), NO_DEVICE;
+    if (cudnn && !cudnn_attention_open()) return log_error("%s", cudnn_why), NO_DEVICE;
     waited_for = (float *)be->allocate(sizeof *waited_for);
     int failed = 2;
     if (!strcmp(what, "peak") && argc == 4) failed = peak(n[0], strtoull(argv[3], NULL, 10));

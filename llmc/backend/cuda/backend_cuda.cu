@@ -229,7 +229,8 @@ static void rope(tensor *qkv, const float *cosine, const float *sine, int B, int
 
 static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv, int B, int T,
                               int H, int K, int D) {
-    if (attention_cudnn_takes(B, T, H, K, D)) return attention_cudnn_forward(out, log_sum_exp, qkv);
+    if (attention_cudnn_takes(B, T, H, K, D))
+        return attention_cudnn_run(qkv, out, log_sum_exp, NULL, NULL);
     cuda_attention_forward<element>((element *)out, log_sum_exp, (const element *)qkv, B, T, H, K,
                                     D, device_stream());
 }
@@ -238,7 +239,7 @@ static void attention_backward(tensor *dqkv, const tensor *dout, const tensor *o
                                const tensor *qkv, const float *log_sum_exp, int B, int T, int H,
                                int K, int D) {
     if (attention_cudnn_takes(B, T, H, K, D))
-        return attention_cudnn_backward(dqkv, dout, out, qkv, log_sum_exp);
+        return attention_cudnn_run(qkv, out, log_sum_exp, dout, dqkv);
     const size_t bytes = cuda_attention_backward_workspace(B, T, H, K, D);
     cuda_attention_backward<element>((element *)dqkv, (const element *)dout, (const element *)out,
                                      (const element *)qkv, log_sum_exp, B, T, H, K, D,
@@ -554,6 +555,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.on_device = true;
     if (working_type == DTYPE_BF16) { /* cuDNN's is not for float32 */
         by_cudnn.choice.from = device_cudnn_from();
+        by_cudnn.choice.failed = cudnn_why;
         b.attention_choice = &by_cudnn.choice;
         b.attention_open = in_turn<attention_cudnn_open>;
         b.attention_close = in_turn<attention_cudnn_close>;

@@ -69,6 +69,11 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_by
     kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
     cuda_launched((const void *)kernel);
 }
+
+/* Calls a library, which gives its work to the stream. */
+template <typename F> static void launch_library(cudaStream_t stream, const F &call) {
+    call(stream);
+}
 #endif
 
 /* The block's dynamic shared memory, aligned to 128 bytes. */

@@ -8,22 +8,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* cudnnStatus_t */
-enum { CUDNN_STATUS_SUCCESS = 0 };
-
-/* cudnnDataType_t */
 enum {
+    /* cudnnStatus_t */
+    CUDNN_STATUS_SUCCESS = 0,
+
+    /* cudnnDataType_t */
     CUDNN_DATA_FLOAT = 0,
     CUDNN_DATA_INT32 = 4,
     CUDNN_DATA_BFLOAT16 = 9,
     CUDNN_DATA_BOOLEAN = 11,
-};
 
-/* cudnnReduceTensorOp_t */
-enum { CUDNN_REDUCE_TENSOR_ADD = 0, CUDNN_REDUCE_TENSOR_MAX = 3 };
+    /* cudnnReduceTensorOp_t */
+    CUDNN_REDUCE_TENSOR_ADD = 0,
+    CUDNN_REDUCE_TENSOR_MAX = 3,
 
-/* cudnnPointwiseMode_t */
-enum {
+    /* cudnnPointwiseMode_t */
     CUDNN_POINTWISE_ADD = 0,
     CUDNN_POINTWISE_MUL = 1,
     CUDNN_POINTWISE_DIV = 6,
@@ -33,13 +32,11 @@ enum {
     CUDNN_POINTWISE_CMP_GE = 303,
     CUDNN_POINTWISE_GEN_INDEX = 501,
     CUDNN_POINTWISE_BINARY_SELECT = 601,
-};
 
-/* cudnnBackendHeurMode_t */
-enum { CUDNN_HEUR_MODE_A = 3 };
+    /* cudnnBackendHeurMode_t */
+    CUDNN_HEUR_MODE_A = 3,
 
-/* cudnnBackendDescriptorType_t */
-enum {
+    /* cudnnBackendDescriptorType_t */
     CUDNN_BACKEND_POINTWISE_DESCRIPTOR = 0,
     CUDNN_BACKEND_ENGINECFG_DESCRIPTOR = 3,
     CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR = 4,
@@ -54,10 +51,8 @@ enum {
     CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR = 22,
     CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR = 31,
     CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR = 38,
-};
 
-/* cudnnBackendAttributeType_t */
-enum {
+    /* cudnnBackendAttributeType_t */
     CUDNN_TYPE_HANDLE = 0,
     CUDNN_TYPE_DATA_TYPE = 1,
     CUDNN_TYPE_BOOLEAN = 2,
@@ -68,10 +63,8 @@ enum {
     CUDNN_TYPE_BACKEND_DESCRIPTOR = 15,
     CUDNN_TYPE_REDUCTION_OPERATOR_TYPE = 18,
     CUDNN_TYPE_CHAR = 24,
-};
 
-/* cudnnBackendAttributeName_t */
-enum {
+    /* cudnnBackendAttributeName_t */
     CUDNN_ATTR_POINTWISE_MODE = 0,
     CUDNN_ATTR_POINTWISE_MATH_PREC = 1,
     CUDNN_ATTR_POINTWISE_AXIS = 9,
@@ -131,8 +124,7 @@ typedef void *cudnn_descriptor; /* cudnnBackendDescriptor_t */
     F(BackendSetAttribute, int,                                                                    \
       (cudnn_descriptor descriptor, int name, int type, int64_t count, const void *elements))      \
     F(BackendGetAttribute, int,                                                                    \
-      (cudnn_descriptor descriptor, int name, int type, int64_t wanted, int64_t *count,            \
-       void *elements))                                                                            \
+      (cudnn_descriptor descriptor, int name, int type, int64_t wanted, int64_t *count, void *to)) \
     F(BackendExecute, int, (cudnn_handle handle, cudnn_descriptor plan, cudnn_descriptor pack))
 
 #endif

@@ -9,7 +9,6 @@
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_PLAN_H
 #define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_PLAN_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
@@ -24,41 +23,33 @@ enum { CUDNN_ATTENTION_OLDEST = 91600 };
  * of a step. */
 enum { CUDNN_ATTENTION_FROM = 512 };
 
-/* True if D is a multiple of 8 up to 128. */
-static inline bool cudnn_attention_takes(int D) {
-    return D % 8 == 0 && D >= 8 && D <= 128;
-}
-
 /* The bytes that backward works in, without cuDNN's alignment: dS, with T rounded up to whole
- * tiles; delta; and, if there are fewer key heads than query heads, dK and dV of all query
- * heads. */
+ * tiles; delta; and, if there are fewer key heads than query heads, dK and dV of all query heads.
+ * 0: cuDNN does not take this D, which is no multiple of 8 up to 128. */
 static inline double cudnn_attention_bytes(int B, int T, int H, int K, int D) {
     const double heads = (double)B * H, queries = (T + 63) / 64 * 64, keys = (T + 127) / 128 * 128;
-    return heads * (2 * queries * keys + 4.0 * T + (H == K ? 0 : 4.0 * T * D));
+    const double bytes = heads * (2 * queries * keys + 4.0 * T + (H == K ? 0 : 4.0 * T * D));
+    return D % 8 == 0 && D >= 8 && D <= 128 ? bytes : 0;
 }
 
-/* Returns cuDNN's version, 91900 for 9.19.0; or 0 if there is none that is new enough, which `why`
- * then says in one line. The first call opens the library. */
-int cudnn_attention_open(char *why, size_t why_size);
+/* What failed, in one line, "" at first. After a failure, nothing is computed until the next plan. */
+extern char cudnn_why[256];
+int cudnn_say_why(const char *format, ...) __attribute__((format(printf, 1, 2))); /* returns 0 */
 
-struct cudnn_attention;
+/* Returns cuDNN's version, 91900 for 9.19.0; or 0 if there is none that is new enough. The first call
+ * opens the library. */
+int cudnn_attention_open(void);
 
-/* Makes the plans for a shape. device is NULL for the calling thread's device. Otherwise it holds a
- * device's properties as cuDNN writes them in JSON, and the plans cannot run. Returns NULL, with
- * the reason, if cuDNN has no plan. */
-struct cudnn_attention *cudnn_attention_plan(int B, int T, int H, int K, int D, const char *device,
-                                             char *why, size_t why_size);
-void cudnn_attention_release(struct cudnn_attention *a); /* NULL is fine */
-size_t cudnn_attention_workspace(const struct cudnn_attention *a);
+/* Makes the plans for a shape, and releases those before. device is NULL for the calling thread's
+ * device. Otherwise it holds a device's properties as cuDNN writes them in JSON, and the plans cannot
+ * run. Returns the bytes of their workspace, or 0 if cuDNN has no plan. */
+size_t cudnn_attention_plan(int B, int T, int H, int K, int D, const char *device);
+void cudnn_attention_release(void); /* if there are any */
 
-/* These run on a stream (cudaStream_t), with a workspace aligned to 256 bytes. Shapes are as in
- * backend.h. They return false, with the reason, if cuDNN refuses. */
-bool cudnn_attention_forward(struct cudnn_attention *a, void *out, float *log_sum_exp,
-                             const void *qkv, void *workspace, void *stream, char *why,
-                             size_t why_size);
-bool cudnn_attention_backward(struct cudnn_attention *a, void *dqkv, const void *dout,
-                              const void *out, const void *qkv, const float *log_sum_exp,
-                              void *workspace, void *stream, char *why, size_t why_size);
+/* Runs backward, or forward if dqkv is NULL, on a stream (cudaStream_t), with a workspace aligned to
+ * 256 bytes. Shapes are as in backend.h. */
+void cudnn_attention_run(const void *qkv, const void *out, const void *log_sum_exp,
+                         const void *dout, const void *dqkv, void *workspace, void *stream);
 
 #ifdef __cplusplus
 }
