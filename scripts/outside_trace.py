@@ -23,7 +23,7 @@ htsim lines of a queue or traffic logger, "TIME ... ID n Ev E FlowID f PktID p".
       all of its way (ENQUEUE, ARRIVE), and anew when its number comes back to a
       place where it was, or elsewhere after a drop. Of lines with a Ptype only
       DATA counts.
-pcap  classic pcap of Ethernet (VLAN tags, too), PPP (ns-3), raw IP or Linux
+pcap  pcap or pcapng of Ethernet (VLAN tags, too), PPP (ns-3), raw IP or Linux
       "any" with UDP or TCP over IP; other packets do not count, nor do those of
       hosts that received.pcap does not have. A flow is source, target, protocol
       and ports. A packet that was sent and not received is lost. It is found
@@ -154,25 +154,59 @@ def ip_of(link, data, cut):
     return Ip(ip[:length], length, (ip[8:24], ip[24:40]), protocol, body, identity, first)
 
 
+def blocks(file):
+    """Yields (link type, bytes, their number on the wire) of each frame of a pcapng file."""
+    order, links, limits = "<", [], []
+    while head := file.read(12):
+        if head[:4] == b"\n\r\r\n":  # a section begins
+            order, links, limits = "<" if head[8:] == b"\x4d\x3c\x2b\x1a" else ">", [], []
+        kind, length = struct.unpack(order + "II", head[:8])
+        body = head[8:] + (file.read(length - 12) if 12 <= length <= 2 * LONGEST else b"")
+        if len(body) != length - 8:
+            raise IndexError
+        if kind == 1:
+            links.append(struct.unpack(order + "H", body[:2])[0])
+            limits.append(struct.unpack(order + "I", body[4:8])[0] or LONGEST)
+        elif kind == 6:
+            interface, _, _, count, full = struct.unpack(order + "5I", body[:20])
+            yield links[interface], body[20:-4][:count], full
+        elif kind == 3:
+            full = struct.unpack(order + "I", body[:4])[0]
+            yield links[0], body[4:-4][:min(full, limits[0])], full
+
+
+def frames(path, file):
+    """The same of a pcap file of either kind."""
+    head = file.read(24)
+    if head[:4] == b"\n\r\r\n":
+        file.seek(0)
+        yield from blocks(file)
+        return
+    order = {b"\xd4\xc3\xb2\xa1": "<", b"\x4d\x3c\xb2\xa1": "<", b"\xa1\xb2\xc3\xd4": ">",
+             b"\xa1\xb2\x3c\x4d": ">"}.get(head[:4])
+    if not order or len(head) < 24:
+        fail(f"{path}: expected a pcap or pcapng file, not compressed")
+    link = struct.unpack(order + "I", head[20:])[0] & 0xFFFF
+    while record := file.read(16):
+        length, full = struct.unpack(order + "II", record[8:])
+        data = file.read(length) if length <= LONGEST else b""
+        if len(data) < length:
+            raise IndexError
+        yield link, data, full
+
+
 def ip_packets(path):
     """Yields each UDP or TCP packet over IP of a pcap file, and None for each other packet."""
     with open(path, "rb") as file:
-        head = file.read(24)
-        order = {b"\xd4\xc3\xb2\xa1": "<", b"\x4d\x3c\xb2\xa1": "<", b"\xa1\xb2\xc3\xd4": ">",
-                 b"\xa1\xb2\x3c\x4d": ">"}.get(head[:4])
-        if not order or len(head) < 24:
-            fail(f"{path}: expected a pcap file (not pcapng or compressed: tshark -r FILE -F pcap -w NEW writes one)")
-        link = struct.unpack(order + "I", head[20:])[0] & 0xFFFF
-        if link not in LINK:
-            fail(f"{path}: link type {link}: expected Ethernet (1), PPP (9), raw IP (12, 101, 228, 229) or Linux "
-                 "cooked (113, 276)")
-        while record := file.read(16):
-            length, full = struct.unpack(order + "II", record[8:]) if len(record) == 16 else (LONGEST + 1, 0)
-            data = file.read(length) if length <= LONGEST else b""
-            if len(data) < length:
-                fail(f"{path}: it is cut off or damaged: expected whole packets (editcap FILE NEW keeps those)")
-            ip = ip_of(link, data, max(full - length, 0))
-            yield ip if ip and ip.protocol in CHECKSUM else None
+        try:
+            for link, data, full in frames(path, file):
+                if link not in LINK:
+                    fail(f"{path}: link type {link}: expected Ethernet (1), PPP (9), raw IP (12, 101, 228, 229) or "
+                         "Linux cooked (113, 276)")
+                ip = ip_of(link, data, max(full - len(data), 0))
+                yield ip if ip and ip.protocol in CHECKSUM else None
+        except (struct.error, IndexError):
+            fail(f"{path}: it is cut off or damaged: expected whole packets (editcap FILE NEW keeps those)")
 
 
 def held(path):

@@ -63,6 +63,24 @@ def pcap(path, packets, order="<", link=1, before=None, checksum=0, padding=b"",
     return path
 
 
+def next_generation(path, order="<"):
+    """The same packets as pcapng, by turns in both kinds of packet blocks, and a block that is skipped."""
+    size = lambda body: struct.pack(order + "I", len(body) + 12)
+    block = lambda kind, body: struct.pack(order + "I", kind) + size(body) + body + size(body)
+    data, made, place, simple = path.read_bytes(), b"", 24, False
+    for kind, body in ((0x0A0D0D0A, struct.pack(order + "IHHq", 0x1A2B3C4D, 1, 0, -1)), (5, bytes(12)),
+                       (1, struct.pack(order + "HHI", struct.unpack(order + "I", data[20:24])[0], 0, 65535))):
+        made += block(kind, body)
+    while place < len(data):
+        held, full = struct.unpack(order + "II", data[place + 8:place + 16])
+        body = data[place + 16:place + 16 + held] + bytes(-held % 4)
+        simple, place = not simple and held == full, place + 16 + held
+        made += block(3, struct.pack(order + "I", full) + body) if simple else \
+            block(6, struct.pack(order + "5I", 0, 0, 0, held, full) + body)
+    path.write_bytes(made)
+    return path
+
+
 def digits(done):
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if not line.startswith("#")]
@@ -103,8 +121,11 @@ def test_pcap(order, link, tmp_path):
     there = [packet for place, packet in enumerate(sent) if place not in (3, 4, 11, 20)]
     sent.insert(6, sent[5])  # twice on the wire
     paths = pcap(tmp_path / "s", sent, order, link), pcap(tmp_path / "r", there[::-1] + [(1, 9, b"of another")], order, link)
-    done = convert("pcap", *paths)
-    assert digits(done) == ["00011000000100000000", "1"] and "21 packets of 2 flows" in done.stderr
+    for kind in ("pcap", "pcapng"):
+        if kind == "pcapng":
+            next_generation(paths[0], order)
+        done = convert("pcap", *paths)
+        assert digits(done) == ["00011000000100000000", "1"] and "21 packets of 2 flows" in done.stderr
 
 
 def test_what_cards_and_switches_change(tmp_path):
@@ -160,13 +181,15 @@ def test_wrong_files_get_one_line(tmp_path):
     (tmp_path / "empty").write_text("")
     whole = pcap(tmp_path / "p", [(1, 1, b"x")])
     (tmp_path / "cut").write_bytes(whole.read_bytes()[:-3])
+    (tmp_path / "cut.ng").write_bytes(next_generation(pcap(tmp_path / "q", [(1, 1, b"x")])).read_bytes()[:-3])
     (tmp_path / "damaged").write_bytes(whole.read_bytes() + bytes(8) + b"\xff" * 8)
     for words, says in ((("ns3", tmp_path / "bad.tr"), "bad.tr, line 1: expected '+'"),
                         (("ns3", tmp_path / "empty"), "it has no packets"),
                         (("ns3", tmp_path / "none"), "No such file"),
                         (("htsim", tmp_path / "bad.tr"), "bad.tr, line 1: expected a time"),
-                        (("pcap", tmp_path / "bad.tr", whole), "expected a pcap file"),
+                        (("pcap", tmp_path / "bad.tr", whole), "expected a pcap or pcapng file"),
                         (("pcap", tmp_path / "cut", whole), "cut: it is cut off"),
+                        (("pcap", tmp_path / "cut.ng", whole), "cut.ng: it is cut off"),
                         (("pcap", tmp_path / "damaged", whole), "damaged: it is cut off or damaged")):
         done = convert(*words)
         assert done.returncode == 1 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
