@@ -24,4 +24,5 @@ def build_rule(rule):
                           text=True, capture_output=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
-        raise SettingsError(f"rule '{rule}' does not build: {lines[-1]}")
+        said = next((line for line in lines if "error" in line), lines[-1])  # the last one may point with ^~~
+        raise SettingsError(f"rule '{rule}' does not build: {said}")
