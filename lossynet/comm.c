@@ -79,14 +79,12 @@ static lossynet_status check_replay(const struct lossynet_comm *comm,
                                     const struct lossynet_settings *settings) {
     const int workers = comm->partition.workers;
     size_t *packets = ln_memory_take((size_t)workers, sizeof *packets);
-    char why[256] = "no memory for the replay";
-    for (int w = 0; packets && w < workers; w++)
-        packets[w] = ln_partition_owner_packets(&comm->partition, w);
-    const bool fits = packets && ln_loss_replay_fits(comm->loss.replay, packets, workers,
-                                                     settings->error_feedback, why, sizeof why);
-    if (!fits) ln_log("%s", why);
+    if (!packets) return ln_fail(LOSSYNET_NO_MEMORY, "no memory for the replay");
+    for (int w = 0; w < workers; w++) packets[w] = ln_partition_owner_packets(&comm->partition, w);
+    const lossynet_status status =
+        ln_loss_replay_fits(comm->loss.replay, packets, workers, settings->error_feedback);
     free(packets);
-    return fits ? LOSSYNET_OK : LOSSYNET_INVALID;
+    return status;
 }
 
 /* Bytes of a full packet's payload, over a link that has room for `room`. */
@@ -116,10 +114,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     comm->averaging.weighted_sum_bf16 =
         settings->weighted_sum_bf16 ? settings->weighted_sum_bf16 : ln_weighted_sum_bf16_plain;
 
-    char why[256];
-    lossynet_status status =
-        ln_loss_open(&comm->loss, &settings->loss, settings->workers, why, sizeof why);
-    if (status) return ln_fail(status, "%s", why);
+    lossynet_status status = ln_loss_open(&comm->loss, &settings->loss, settings->workers);
+    if (status) return status;
     status = ln_partition_open(&comm->partition, settings->workers,
                                settings->group > 1 ? settings->group : 1, settings->buckets,
                                settings->bucket_elements, settings->shard_elements, packet_bytes,

@@ -186,15 +186,13 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
 
 static lossynet_status check_all(const struct lossynet_world *world,
                                  const struct lossynet_settings *settings) {
-    char why[512];
     struct ln_loss loss;
     struct ln_at rounds = {0};
     lossynet_status status = ln_settings_check(world, settings);
     if (status) return status;
-    status = ln_loss_open(&loss, &settings->loss, settings->workers, why, sizeof why);
-    if (status) return ln_fail(status, "%s", why);
-    status = ln_repair_at_parse(&rounds, settings, why, sizeof why);
-    if (status) ln_log("%s", why);
+    status = ln_loss_open(&loss, &settings->loss, settings->workers);
+    if (status) return status;
+    status = ln_repair_at_parse(&rounds, settings);
     if (!status && settings->tensors &&
         (!ln_names_exist(&loss.at, "loss-at", settings) ||
          !ln_names_exist(&rounds, "repair-at", settings)))

@@ -318,11 +318,8 @@ int ln_ways_rounds(const struct ln_loss *loss, int workers, lossynet_phase phase
 
 /* ---- tensors with values of their own (names.c) ---- */
 
-/* Reads settings.repair_at. On failure `why` gets one line. Close the list in any case. */
-lossynet_status ln_repair_at_parse(struct ln_at *at, const struct lossynet_settings *settings,
-                                   char *why, size_t why_size);
-/* The most rounds that it gives to a phase. */
-int ln_repair_at_most(const struct lossynet_settings *settings, lossynet_phase phase);
+/* Reads settings.repair_at. Logs what is wrong. Close the list in any case. */
+lossynet_status ln_repair_at_parse(struct ln_at *at, const struct lossynet_settings *settings);
 /* Whether there are tensors with the names in a list. If not, logs one line that begins with `setting`. */
 bool ln_names_exist(const struct ln_at *at, const char *setting,
                     const struct lossynet_settings *settings);

@@ -72,8 +72,8 @@ static lossynet_status classify(struct lossynet_comm *comm,
 lossynet_status ln_names_open(struct lossynet_comm *comm,
                               const struct lossynet_settings *settings) {
     struct ln_names *names = &comm->arrivals.names;
-    char why[512];
-    if (ln_repair_at_parse(&names->rounds, settings, why, sizeof why)) return ln_refuse("%s", why);
+    const lossynet_status parsed = ln_repair_at_parse(&names->rounds, settings);
+    if (parsed) return parsed;
     if (!ln_at_has_names(&comm->loss.at) && !ln_at_has_names(&names->rounds)) return LOSSYNET_OK;
     COMM_TAKE(comm, names->packet, comm->partition.packets);
     COMM_TAKE(comm, names->mask,
@@ -109,23 +109,10 @@ bool ln_names_exist(const struct ln_at *at, const char *setting,
     return true;
 }
 
-lossynet_status ln_repair_at_parse(struct ln_at *at, const struct lossynet_settings *settings,
-                                   char *why, size_t why_size) {
-    static const struct ln_at_form form = {"ROUNDS", "round", LOSSYNET_ROUNDS_GIVEN, true};
-    char wrong[480];
-    const lossynet_status status =
-        ln_at_parse(at, settings->repair_at, &form, settings->workers, wrong, sizeof wrong);
-    if (status) snprintf(why, why_size, "repair-at: %s", wrong);
-    return status;
-}
-
-int ln_repair_at_most(const struct lossynet_settings *settings, lossynet_phase phase) {
-    struct ln_at at;
-    char why[512];
-    const lossynet_status status = ln_repair_at_parse(&at, settings, why, sizeof why);
-    const int most = status ? 0 : (int)ln_at_most(&at, phase);
-    ln_at_close(&at);
-    return most;
+lossynet_status ln_repair_at_parse(struct ln_at *at, const struct lossynet_settings *settings) {
+    static const struct ln_at_form form = {"repair-at", "ROUNDS", "round", LOSSYNET_ROUNDS_GIVEN,
+                                           true};
+    return ln_at_parse(at, settings->repair_at, &form, settings->workers);
 }
 
 /* ---- what packets have of their own ---- */

@@ -85,9 +85,7 @@ int lossynet_rounds_plan(const struct lossynet_settings *settings, lossynet_phas
     const int groups = settings->workers / (settings->group > 1 ? settings->group : 1);
     int rounds = settings->retransmission_rounds[phase];
     struct ln_loss loss;
-    char why[256];
-    if (ln_loss_open(&loss, &settings->loss, settings->workers, why, sizeof why))
-        loss = (struct ln_loss){0};
+    ln_loss_open(&loss, &settings->loss, settings->workers); /* of wrong settings it is empty */
     if (rounds == LOSSYNET_ROUNDS_MEASURED)
         rounds = rounds_with(&loss, groups, phase, p, budget, settings->error_feedback);
     if (loss.model == LOSS_OUTAGE)
@@ -112,10 +110,18 @@ static uint32_t rounds_now(const struct lossynet_comm *comm, lossynet_phase phas
                                  r->error_feedback);
 }
 
+static void say_nothing(void *context, const char *message) {
+    (void)context, (void)message;
+}
+
 int ln_rounds_most_of(const struct lossynet_settings *settings, lossynet_phase phase) {
+    const struct ln_log_target nobody = {say_nothing, NULL}, *before = ln_log_use(&nobody);
     const int planned = planned_rounds(settings, phase);
     const int most = planned == LOSSYNET_ROUNDS_MEASURED ? LOSSYNET_ROUNDS_MOST : planned;
-    const int own = ln_repair_at_most(settings, phase);
+    struct ln_at at;
+    const int own = ln_repair_at_parse(&at, settings) ? 0 : (int)ln_at_most(&at, phase);
+    ln_at_close(&at);
+    ln_log_use(before);
     return own > most ? own : most;
 }
 

@@ -66,6 +66,8 @@ void ln_log_to(lossynet_log_function function, void *context);
 /* Returns zeroed memory, aligned to 64 bytes, which free() releases. Returns NULL, and logs
  * nothing, if there is none. */
 void *ln_memory_take(size_t count, size_t size);
+/* Makes room for one more element of an array with `count`, and returns the array. NULL: no memory. */
+void *ln_memory_grow(void *old, size_t count, size_t *room, size_t size);
 
 /* The memory of an object: its bytes are counted, so that its size is known even if nothing is
  * allocated, and one call frees all of it. All zeros: an empty pool. */

@@ -13,3 +13,14 @@ void *ln_memory_take(size_t count, size_t size) {
     if (memory) memset(memory, 0, bytes);
     return memory;
 }
+
+void *ln_memory_grow(void *old, size_t count, size_t *room, size_t size) {
+    if (count < *room) return old;
+    const size_t larger = *room ? 2 * *room : 1024;
+    void *memory = ln_memory_take(larger, size);
+    if (!memory) return NULL;
+    if (old) memcpy(memory, old, count * size);
+    free(old);
+    *room = larger;
+    return memory;
+}

@@ -129,24 +129,20 @@ static bool values_parse(const char **text, double value[2]) {
     return ok;
 }
 
-/* What is wrong with the workers of an entry. */
-static bool workers_fit(const long ends[2], int workers, int length, const char *start, char *why,
-                        size_t why_size) {
-    for (int e = 0; e < 2; e++) {
-        if (ends[e] == EVERY || (ends[e] >= 0 && ends[e] < workers)) continue;
-        snprintf(why, why_size, "'%.*s': worker %ld: expected 0 to %d", length, start, ends[e],
-                 workers - 1);
-        return false;
-    }
-    if (ends[0] != ends[1] || ends[0] == EVERY) return true;
-    snprintf(why, why_size, "'%.*s': expected two workers, one loses nothing to itself", length,
-             start);
-    return false;
+static lossynet_status check_workers(const struct ln_at_form *form, const long ends[2], int workers,
+                                     int length, const char *start) {
+    for (int e = 0; e < 2; e++)
+        if (ends[e] != EVERY && (ends[e] < 0 || ends[e] >= workers))
+            return ln_refuse("%s: '%.*s': worker %ld: expected 0 to %d", form->setting, length,
+                             start, ends[e], workers - 1);
+    if (ends[0] != ends[1] || ends[0] == EVERY) return LOSSYNET_OK;
+    return ln_refuse("%s: '%.*s': expected two workers, one loses nothing to itself", form->setting,
+                     length, start);
 }
 
 /* Parses one entry up to a comma. Moves *text to its end. */
-static bool parse_one(struct ln_at *at, const struct ln_at_form *form, int workers,
-                      const char **text, char *why, size_t why_size) {
+static lossynet_status parse_one(struct ln_at *at, const struct ln_at_form *form, int workers,
+                                 const char **text) {
     struct ln_at_entry *e = &at->entry[at->count++];
     const char *start = *text, *next = start;
     const int length = (int)strcspn(start, ",");
@@ -163,49 +159,43 @@ static bool parse_one(struct ln_at *at, const struct ln_at_form *form, int worke
     }
     ok = ok && *next++ == '=' && values_parse(&next, e->value) && !errno && next == start + length;
     *text = start + length;
-    if (!ok) {
-        snprintf(why, why_size,
-                 "'%.*s': expected WORKER=%s or SENDER-RECEIVER=%s, or NAME=%s with the name of "
-                 "tensors, several with commas; a %s may be GRADIENTS:PARAMETERS, and '*' is every "
-                 "worker",
-                 length, start, form->value, form->value, form->value, form->value);
-        return false;
-    }
-    if (!workers_fit(ends, workers, length, start, why, why_size)) return false;
+    if (!ok)
+        return ln_refuse(
+            "%s: '%.*s': expected WORKER=%s or SENDER-RECEIVER=%s, or NAME=%s with the name of "
+            "tensors, several with commas; a %s may be GRADIENTS:PARAMETERS, and '*' is every "
+            "worker",
+            form->setting, length, start, form->value, form->value, form->value, form->value);
+    if (check_workers(form, ends, workers, length, start)) return LOSSYNET_INVALID;
     for (int phase = 0; phase < 2; phase++) {
         const double x = e->value[phase];
         if (x >= 0 && x <= form->most && (!form->whole || x == floor(x))) continue;
-        snprintf(why, why_size, "'%.*s': %s %g: expected a %snumber from 0 to %g", length, start,
-                 form->what, x, form->whole ? "whole " : "", form->most);
-        return false;
+        return ln_refuse("%s: '%.*s': %s %g: expected a %snumber from 0 to %g", form->setting,
+                         length, start, form->what, x, form->whole ? "whole " : "", form->most);
     }
     e->sender = ends[0] == EVERY ? -1 : (int)ends[0];
     e->receiver = ends[1] == EVERY ? -1 : (int)ends[1];
     e->both_ways = !pair && !named;
-    if (!named) return true;
-    if (at->names == LOSSYNET_AT_NAMES) {
-        snprintf(why, why_size, "'%.*s': expected at most %d names", length, start,
-                 LOSSYNET_AT_NAMES);
-        return false;
-    }
+    if (!named) return LOSSYNET_OK;
+    if (at->names == LOSSYNET_AT_NAMES)
+        return ln_refuse("%s: '%.*s': expected at most %d names", form->setting, length, start,
+                         LOSSYNET_AT_NAMES);
     e->bit = 1u << at->names++;
-    return true;
+    return LOSSYNET_OK;
 }
 
 lossynet_status ln_at_parse(struct ln_at *at, const char *text, const struct ln_at_form *form,
-                            int workers, char *why, size_t why_size) {
+                            int workers) {
     *at = (struct ln_at){0};
     if (!text || strcmp(text, "none") == 0) return LOSSYNET_OK;
     size_t count = 1;
     for (const char *c = text; *c; c++) count += *c == ',';
     at->entry = (struct ln_at_entry *)ln_memory_take(count, sizeof *at->entry);
-    if (!at->entry) {
-        snprintf(why, why_size, "no memory for a list of %zu %ss", count, form->what);
-        return LOSSYNET_NO_MEMORY;
-    }
-    bool ok = parse_one(at, form, workers, &text, why, why_size);
-    while (ok && *text++ == ',') ok = parse_one(at, form, workers, &text, why, why_size);
-    return ok ? LOSSYNET_OK : LOSSYNET_INVALID;
+    if (!at->entry)
+        return ln_fail(LOSSYNET_NO_MEMORY, "%s: no memory for a list of %zu %ss", form->setting,
+                       count, form->what);
+    lossynet_status status = parse_one(at, form, workers, &text);
+    while (!status && *text++ == ',') status = parse_one(at, form, workers, &text);
+    return status;
 }
 
 void ln_at_close(struct ln_at *at) {

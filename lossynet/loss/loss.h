@@ -29,14 +29,15 @@ struct ln_at {
 };
 
 struct ln_at_form {           /* what values may be */
+    const char *setting;      /* whose list it is, for messages */
     const char *value, *what; /* as messages call one: "RATE", "loss rate" */
     double most;
     bool whole;
 };
 
-/* Reads a list; NULL and "none" are empty. On failure `why` gets one line. Close it in any case. */
+/* Reads a list; NULL and "none" are empty. Logs what is wrong. Close it in any case. */
 lossynet_status ln_at_parse(struct ln_at *at, const char *text, const struct ln_at_form *form,
-                            int workers, char *why, size_t why_size);
+                            int workers);
 void ln_at_close(struct ln_at *at);
 /* The bits of all entries that stand for a tensor. */
 uint32_t ln_at_names(const struct ln_at *at, const char *tensor);
@@ -70,9 +71,9 @@ struct ln_loss {
     struct ln_at at; /* links and tensors with rates of their own */
 };
 
-/* On failure `why` gets one line that names the setting and says what was expected. */
+/* On failure logs one line that names the setting and says what was expected. */
 lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
-                             int workers, char *why, size_t why_size);
+                             int workers);
 void ln_loss_close(struct ln_loss *loss);
 
 /* Sets arrived[k] to 1 or 0 for the n packets that `sender` sends to `receiver` in this phase and
@@ -126,14 +127,14 @@ lossynet_status ln_loss_trace_flush(FILE *trace, int rank);
 
 /* ---- repeating a recorded run (loss_replay.c) ---- */
 
-/* Reads FILE, or FILE.0, FILE.1 ... On failure *out is NULL, and `why` gets one line that says what
+/* Reads FILE, or FILE.0, FILE.1 ... On failure *out is NULL, and one line is logged that says what
  * was expected. */
 lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t steps,
-                                    struct ln_loss_replay **out, char *why, size_t why_size);
+                                    struct ln_loss_replay **out);
 /* Whether the record has, in all steps, the packets of this run: packets[owner], from each worker to the owner
- * and from the owner to each, and what error feedback needs. If not, `why` gets one line. */
-bool ln_loss_replay_fits(const struct ln_loss_replay *replay, const size_t *packets, int workers,
-                         bool feedback, char *why, size_t why_size);
+ * and from the owner to each, and what error feedback needs. If not, logs why. */
+lossynet_status ln_loss_replay_fits(const struct ln_loss_replay *replay, const size_t *packets,
+                                    int workers, bool feedback);
 void ln_loss_replay_close(struct ln_loss_replay *replay); /* NULL is fine */
 /* Sets arrived[k] as ln_loss_mask does. */
 void ln_loss_replay_mask(const struct ln_loss_replay *replay, lossynet_phase phase, uint64_t step,

@@ -239,15 +239,13 @@ uint64_t ln_loss_fingerprint(const struct ln_loss *loss) {
 
 /* ---- settings ---- */
 
-static lossynet_status trace_read(struct ln_loss *loss, const char *path, char *why,
-                                  size_t why_size) {
-    lossynet_status status = LOSSYNET_FILE;
+static lossynet_status trace_read(struct ln_loss *loss, const char *path) {
     FILE *file = ln_loss_file(path);
-    if (!file) {
-        snprintf(why, why_size, "loss trace %s: %s", path,
-                 errno == ESPIPE ? "a pipe or device: expected a regular file" : strerror(errno));
-        return status;
-    }
+    if (!file)
+        return ln_fail(LOSSYNET_FILE, "loss-model: loss trace %s: %s", path,
+                       errno == ESPIPE ? "a pipe or device: expected a regular file"
+                                       : strerror(errno));
+    lossynet_status status = LOSSYNET_OK;
     size_t room = 0;
     int line = 1;
     for (int c = getc(file); c != EOF; c = getc(file)) {
@@ -258,48 +256,44 @@ static lossynet_status trace_read(struct ln_loss *loss, const char *path, char *
         if (c == '\n') line++;
         if (strchr(" \t\r\n", c) && c) continue;
         if (c != '0' && c != '1') {
-            snprintf(why, why_size,
-                     "loss trace %s, line %d: byte %d, expected 0 (arrives) or 1 (lost)", path,
-                     line, c);
-            goto close_file;
+            status = ln_fail(
+                LOSSYNET_FILE,
+                "loss-model: loss trace %s, line %d: byte %d, expected 0 (arrives) or 1 (lost)",
+                path, line, c);
+            break;
         }
-        if (loss->trace_length == room) {
-            room = room ? 2 * room : 4096;
-            uint8_t *larger = (uint8_t *)ln_memory_take(room, 1);
-            if (!larger) {
-                snprintf(why, why_size, "no memory for the loss trace %s", path);
-                status = LOSSYNET_NO_MEMORY;
-                goto close_file;
-            }
-            if (loss->trace) memcpy(larger, loss->trace, loss->trace_length);
-            free(loss->trace);
-            loss->trace = larger;
+        uint8_t *trace = ln_memory_grow(loss->trace, loss->trace_length, &room, sizeof *trace);
+        if (!trace) {
+            status =
+                ln_fail(LOSSYNET_NO_MEMORY, "loss-model: no memory for the loss trace %s", path);
+            break;
         }
+        loss->trace = trace;
         loss->trace[loss->trace_length++] = c == '0';
     }
-    if (ferror(file))
-        snprintf(why, why_size, "loss trace %s: cannot be read: %s", path, strerror(errno));
-    else if (loss->trace_length == 0)
-        snprintf(why, why_size, "loss trace %s: empty, expected 0 (arrives) and 1 (lost)", path);
-    else
-        status = LOSSYNET_OK;
-close_file:
+    if (!status && ferror(file))
+        status = ln_fail(LOSSYNET_FILE, "loss-model: loss trace %s: cannot be read: %s", path,
+                         strerror(errno));
+    else if (!status && loss->trace_length == 0)
+        status =
+            ln_fail(LOSSYNET_FILE,
+                    "loss-model: loss trace %s: empty, expected 0 (arrives) and 1 (lost)", path);
     fclose(file);
     return status;
 }
 
-/* Checks that a chain can have this rate: it can lose at most MEAN / (MEAN + 1). whose: names the
- * rate in the message. */
-static lossynet_status chain_check(const struct ln_loss *loss, double rate, const char *whose,
-                                   char *why, size_t why_size) {
+/* Checks that a chain can have this rate: it can lose at most MEAN / (MEAN + 1). setting, whose:
+ * name the rate in the message. */
+static lossynet_status chain_check(const struct ln_loss *loss, double rate, const char *setting,
+                                   const char *whose) {
     const bool chained = loss->model == LOSS_BURST || loss->model == LOSS_OUTAGE;
     double mean = loss->mean_run;
     if (!chained || rate <= 0 || rate >= 1 || enters(rate, mean) <= 1 + 1e-12) return LOSSYNET_OK;
-    snprintf(why, why_size,
-             "loss model %s:%g loses at most %.4g of the packets, the %s loss rate is %g: expected "
-             "longer runs or a lower rate",
-             loss->model == LOSS_BURST ? "burst" : "outage", mean, mean / (mean + 1), whose, rate);
-    return LOSSYNET_INVALID;
+    return ln_refuse(
+        "%s: loss model %s:%g loses at most %.4g of the packets, the %s loss rate is %g: expected "
+        "longer runs or a lower rate",
+        setting, loss->model == LOSS_BURST ? "burst" : "outage", mean, mean / (mean + 1), whose,
+        rate);
 }
 
 enum { PATHS_MOST = 64 };
@@ -316,41 +310,34 @@ static bool fate_parse(struct ln_loss *loss, const char *text) {
 }
 
 /* Parses MEAN of a model NAME:MEAN. */
-static lossynet_status chain_parse(struct ln_loss *loss, const char *model, char *why,
-                                   size_t why_size) {
+static lossynet_status chain_parse(struct ln_loss *loss, const char *model) {
     const char *text = strchr(model, ':') + 1;
     char *end;
     double mean = ln_number(text, &end);
     const bool shared = loss->model == LOSS_OUTAGE && end != text && *end == ':';
-    if (end == text || (*end && !shared) || !(mean >= 1 && mean <= 1e6)) {
-        snprintf(why, why_size,
-                 "loss model %s: the mean run length must be a number from 1 to 1000000", model);
-        return LOSSYNET_INVALID;
-    }
+    if (end == text || (*end && !shared) || !(mean >= 1 && mean <= 1e6))
+        return ln_refuse(
+            "loss-model: loss model %s: the mean run length must be a number from 1 to 1000000",
+            model);
     loss->mean_run = mean;
-    if (shared && !fate_parse(loss, end + 1)) {
-        snprintf(
-            why, why_size,
-            "loss model %s: \"%s\": expected sender, receiver, or a number of paths from 2 to %d",
-            model, end + 1, PATHS_MOST);
-        return LOSSYNET_INVALID;
-    }
+    if (shared && !fate_parse(loss, end + 1))
+        return ln_refuse("loss-model: loss model %s: \"%s\": expected sender, receiver, or a "
+                         "number of paths from 2 to %d",
+                         model, end + 1, PATHS_MOST);
     lossynet_status status = LOSSYNET_OK;
     for (int phase = 0; phase < 2 && !status; phase++)
-        status = chain_check(loss, loss->rate[phase], phase_name[phase], why, why_size);
+        status = chain_check(loss, loss->rate[phase], "loss-model", phase_name[phase]);
     return status;
 }
 
-static lossynet_status at_parse(struct ln_loss *loss, const char *text, int workers, char *why,
-                                size_t why_size) {
-    static const struct ln_at_form form = {"RATE", "loss rate", 1, false};
-    if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY) {
-        snprintf(why, why_size,
-                 "'%s': a trace has no rates; expected loss model bernoulli, burst or outage",
-                 text);
-        return LOSSYNET_INVALID;
-    }
-    lossynet_status status = ln_at_parse(&loss->at, text, &form, workers, why, why_size);
+static lossynet_status at_parse(struct ln_loss *loss, const char *text, int workers) {
+    static const struct ln_at_form form = {"loss-at", "RATE", "loss rate", 1, false};
+    if (!text || strcmp(text, "none") == 0) return LOSSYNET_OK;
+    if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY)
+        return ln_refuse(
+            "loss-at: '%s': a trace has no rates; expected loss model bernoulli, burst or outage",
+            text);
+    lossynet_status status = ln_at_parse(&loss->at, text, &form, workers);
     for (int i = 0; i < loss->at.count && !status; i++) {
         const struct ln_at_entry *e = &loss->at.entry[i];
         char whose[128];
@@ -358,7 +345,7 @@ static lossynet_status at_parse(struct ln_loss *loss, const char *text, int work
         const int length = (int)strcspn(text, "=");
         snprintf(whose, sizeof whose, "%s %.*s's", kind, length, text);
         for (int phase = 0; phase < 2 && !status; phase++)
-            status = chain_check(loss, e->value[phase], whose, why, why_size);
+            status = chain_check(loss, e->value[phase], "loss-at", whose);
         text += strcspn(text, ",");
         text += *text == ',';
     }
@@ -366,61 +353,48 @@ static lossynet_status at_parse(struct ln_loss *loss, const char *text, int work
 }
 
 static lossynet_status model_parse(struct ln_loss *loss,
-                                   const struct lossynet_loss_settings *settings, int workers,
-                                   char *why, size_t why_size) {
+                                   const struct lossynet_loss_settings *settings, int workers) {
     const char *model = settings->model ? settings->model : "bernoulli";
     if (strcmp(model, "bernoulli") == 0) return LOSSYNET_OK;
     if (strncmp(model, "burst:", 6) == 0) {
         loss->model = LOSS_BURST;
-        return chain_parse(loss, model, why, why_size);
+        return chain_parse(loss, model);
     }
     if (strncmp(model, "outage:", 7) == 0) {
         loss->model = LOSS_OUTAGE;
-        return chain_parse(loss, model, why, why_size);
+        return chain_parse(loss, model);
     }
     if (strncmp(model, "trace:", 6) == 0) {
         loss->model = LOSS_TRACE;
-        return trace_read(loss, model + 6, why, why_size);
+        return trace_read(loss, model + 6);
     }
     if (strncmp(model, "replay:", 7) == 0) {
         loss->model = LOSS_REPLAY;
-        return ln_loss_replay_open(model + 7, workers, settings->steps, &loss->replay, why,
-                                   why_size);
+        return ln_loss_replay_open(model + 7, workers, settings->steps, &loss->replay);
     }
-    snprintf(why, why_size,
-             "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS "
-             "(:sender, :receiver or :PATHS), trace:FILE or replay:FILE",
-             model);
-    return LOSSYNET_INVALID;
+    return ln_refuse(
+        "loss-model: loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS "
+        "(:sender, :receiver or :PATHS), trace:FILE or replay:FILE",
+        model);
 }
 
-/* *setting: the one that is wrong, if one is. */
 static lossynet_status parse(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
-                             int workers, const char **setting, char *why, size_t why_size) {
-    *setting = "loss-model";
+                             int workers) {
     for (int phase = 0; phase < 2; phase++) {
         loss->rate[phase] = settings->rate[phase];
         if (settings->rate[phase] >= 0 && settings->rate[phase] <= 1) continue;
-        snprintf(why, why_size, "%s loss rate %g: expected a number from 0 to 1", phase_name[phase],
-                 settings->rate[phase]);
-        return LOSSYNET_INVALID;
+        return ln_refuse("loss-model: %s loss rate %g: expected a number from 0 to 1",
+                         phase_name[phase], settings->rate[phase]);
     }
-    const char *at = settings->at;
-    lossynet_status status = model_parse(loss, settings, workers, why, why_size);
-    if (status || !at || strcmp(at, "none") == 0) return status;
-    *setting = "loss-at";
-    return at_parse(loss, at, workers, why, why_size);
+    const lossynet_status status = model_parse(loss, settings, workers);
+    return status ? status : at_parse(loss, settings->at, workers);
 }
 
 lossynet_status ln_loss_open(struct ln_loss *loss, const struct lossynet_loss_settings *settings,
-                             int workers, char *why, size_t why_size) {
-    char wrong[480];
-    const char *setting;
+                             int workers) {
     *loss = (struct ln_loss){.seed = settings->seed, .paths = 1};
-    const lossynet_status status = parse(loss, settings, workers, &setting, wrong, sizeof wrong);
-    if (!status) return LOSSYNET_OK;
-    snprintf(why, why_size, "%s: %s", setting, wrong);
-    ln_loss_close(loss);
+    const lossynet_status status = parse(loss, settings, workers);
+    if (status) ln_loss_close(loss);
     return status;
 }
 

@@ -34,21 +34,9 @@ struct ln_loss_replay {
     size_t of[KINDS];
 };
 
-/* Makes room for one more element, and returns the array. NULL: no memory. */
-static void *grow(void *old, size_t count, size_t *room, size_t size) {
-    if (count < *room) return old;
-    const size_t larger = *room ? 2 * *room : 1024;
-    void *memory = ln_memory_take(larger, size);
-    if (!memory) return NULL;
-    if (old) memcpy(memory, old, count * size);
-    free(old);
-    *room = larger;
-    return memory;
-}
-
 #define GROW(r, array, number, room)                                                               \
     do {                                                                                           \
-        void *memory = grow((r)->array, (r)->number, &(r)->room, sizeof *(r)->array);              \
+        void *memory = ln_memory_grow((r)->array, (r)->number, &(r)->room, sizeof *(r)->array);    \
         if (!memory) return LOSSYNET_NO_MEMORY;                                                    \
         (r)->array = memory;                                                                       \
     } while (0)
@@ -110,8 +98,7 @@ static lossynet_status take_line(struct ln_loss_replay *r, const char *line) {
     return follows ? take_digits(r, line, '0', &r->record[r->link].count) : LOSSYNET_FILE;
 }
 
-static lossynet_status read_file(struct ln_loss_replay *r, FILE *file, const char *name, char *why,
-                                 size_t why_size) {
+static lossynet_status read_file(struct ln_loss_replay *r, FILE *file, const char *name) {
     char *line = NULL;
     size_t room = 0;
     lossynet_status status = LOSSYNET_OK;
@@ -123,15 +110,15 @@ static lossynet_status read_file(struct ln_loss_replay *r, FILE *file, const cha
         status = take_line(r, line);
         if (status == LOSSYNET_FILE && !whole) status = LOSSYNET_OK; /* it is cut off */
         if (status == LOSSYNET_FILE)
-            snprintf(why, why_size, "replay %s, line %zu: expected what --record-loss writes", name,
-                     number);
+            ln_log("loss-model: replay %s, line %zu: expected what --record-loss writes", name,
+                   number);
     }
     free(line);
-    if (!status && !r->ends)
-        snprintf(why, why_size,
-                 "replay %s: it is cut off: expected \"" LOSSYNET_TRACE_END "\" as its last line",
-                 name);
-    return status || r->ends ? status : LOSSYNET_FILE;
+    if (status || r->ends) return status;
+    return ln_fail(LOSSYNET_FILE,
+                   "loss-model: replay %s: it is cut off: expected \"" LOSSYNET_TRACE_END
+                   "\" as its last line",
+                   name);
 }
 
 static int in_order(const void *a, const void *b) {
@@ -154,46 +141,40 @@ static const struct record *find(const struct ln_loss_replay *r, int kind, uint6
 
 /* ---- whether it is a record of this run ---- */
 
-/* Says in `why` what a sorted record has twice. */
-static bool has_once(const struct ln_loss_replay *r, char *why, size_t why_size) {
-    for (size_t i = 1; i < r->records; i++) {
-        if (in_order(&r->record[i - 1], &r->record[i])) continue;
-        snprintf(why, why_size,
-                 "replay %s: step %" PRIu64 " of worker %d is there twice: expected the record of "
-                 "each rank once",
-                 r->path, r->record[i].step, r->record[i].worker);
-        return false;
-    }
-    return true;
+/* Does a sorted record have something twice? */
+static lossynet_status check_once(const struct ln_loss_replay *r) {
+    for (size_t i = 1; i < r->records; i++)
+        if (!in_order(&r->record[i - 1], &r->record[i]))
+            return ln_fail(LOSSYNET_FILE,
+                           "loss-model: replay %s: step %" PRIu64
+                           " of worker %d is there twice: expected the record of each rank once",
+                           r->path, r->record[i].step, r->record[i].worker);
+    return LOSSYNET_OK;
 }
 
-/* Says in `why` which worker or which step a sorted record lacks. The first step may be that of a resumed
- * run (ln_loss_replay_has). */
-static bool has_all(const struct ln_loss_replay *r, int workers, char *why, size_t why_size) {
+/* Does a sorted record lack a worker or a step? The first step may be that of a resumed run
+ * (ln_loss_replay_has). */
+static lossynet_status check_all(const struct ln_loss_replay *r, int workers) {
     const struct record *part = parts_of(r);
     for (int w = 0; w < workers; w++) {
         size_t i = 0;
         while (i < r->of[PART] && part[i].worker != w) i++;
-        if (i < r->of[PART]) continue;
-        snprintf(why, why_size,
-                 "replay %s: it has nothing of worker %d: expected the records of all ranks",
-                 r->path, w);
-        return false;
+        if (i == r->of[PART])
+            return ln_fail(LOSSYNET_FILE,
+                           "loss-model: replay %s: it has nothing of worker %d: expected the "
+                           "records of all ranks",
+                           r->path, w);
     }
-    for (size_t i = 1; i < r->of[PART]; i++) {
-        const uint64_t next = part[i - 1].step + 1;
-        if (part[i].step <= next) continue;
-        snprintf(why, why_size,
-                 "replay %s: it lacks step %" PRIu64 ": expected all that was recorded", r->path,
-                 next);
-        return false;
-    }
-    return true;
+    for (size_t i = 1; i < r->of[PART]; i++)
+        if (part[i].step > part[i - 1].step + 1)
+            return ln_fail(LOSSYNET_FILE,
+                           "loss-model: replay %s: it lacks step %" PRIu64
+                           ": expected all that was recorded",
+                           r->path, part[i - 1].step + 1);
+    return LOSSYNET_OK;
 }
 
-/* Says in `why` what a record lacks. */
-static bool is_whole(const struct ln_loss_replay *r, int workers, uint64_t steps, char *why,
-                     size_t why_size) {
+static lossynet_status check_whole(const struct ln_loss_replay *r, int workers, uint64_t steps) {
     const uint64_t last = parts_of(r)[r->of[PART] - 1].step;
     const uint64_t each = (uint64_t)r->of[PART] * (uint64_t)(workers - 1);
     int most = 0;
@@ -203,48 +184,39 @@ static bool is_whole(const struct ln_loss_replay *r, int workers, uint64_t steps
         if (larger > most) most = larger;
     }
     if (most != workers - 1)
-        snprintf(why, why_size, "replay %s: it is of %d workers: expected the %d of this run",
-                 r->path, most + 1, workers);
-    else if (!has_once(r, why, why_size) || !has_all(r, workers, why, why_size))
-        return false;
-    else if (r->of[LOSSYNET_GRADIENT] != each ||
-             (r->of[LOSSYNET_PARAMETER] && r->of[LOSSYNET_PARAMETER] != each))
-        snprintf(why, why_size, "replay %s: links are missing: expected all that was recorded",
-                 r->path);
-    else if (last + 1 < steps)
-        snprintf(why, why_size,
-                 "replay %s: it has %" PRIu64 " steps: expected the %" PRIu64 " of this run",
-                 r->path, last + 1, steps);
-    else
-        return true;
-    return false;
+        return ln_fail(LOSSYNET_FILE,
+                       "loss-model: replay %s: it is of %d workers: expected the %d of this run",
+                       r->path, most + 1, workers);
+    if (check_once(r) || check_all(r, workers)) return LOSSYNET_FILE;
+    if (r->of[LOSSYNET_GRADIENT] != each ||
+        (r->of[LOSSYNET_PARAMETER] && r->of[LOSSYNET_PARAMETER] != each))
+        return ln_fail(LOSSYNET_FILE,
+                       "loss-model: replay %s: links are missing: expected all that was recorded",
+                       r->path);
+    if (last + 1 >= steps) return LOSSYNET_OK;
+    return ln_fail(LOSSYNET_FILE,
+                   "loss-model: replay %s: it has %" PRIu64 " steps: expected the %" PRIu64
+                   " of this run",
+                   r->path, last + 1, steps);
 }
 
-/* Says in `why` if a record lacks what error feedback needs. */
-static bool tells_senders(const struct ln_loss_replay *r, int workers, char *why, size_t why_size) {
+lossynet_status ln_loss_replay_fits(const struct ln_loss_replay *r, const size_t *packets,
+                                    int workers, bool feedback) {
+    for (const struct record *link = r->record; link < parts_of(r); link++) {
+        const size_t n = packets[link->kind == LOSSYNET_GRADIENT ? link->worker : link->other];
+        if (link->count != n)
+            return ln_refuse("replay %s: step %" PRIu64
+                             ", worker %d to %d: %zu packets: expected the %zu of this run",
+                             r->path, link->step, link->other, link->worker, link->count, n);
+    }
     const struct record *first = parts_of(r) + r->of[PART];
     bool told = r->of[TOLD] == r->of[PART];
     for (size_t i = 0; i < r->of[TOLD]; i++) told &= first[i].count == (size_t)workers;
-    if (!told)
-        snprintf(why, why_size,
-                 "replay %s: it does not say what senders were told: expected a record of a run "
-                 "with error feedback (--carry), or a run without",
-                 r->path);
-    return told;
-}
-
-bool ln_loss_replay_fits(const struct ln_loss_replay *r, const size_t *packets, int workers,
-                         bool feedback, char *why, size_t why_size) {
-    for (const struct record *link = r->record; link < parts_of(r); link++) {
-        const size_t n = packets[link->kind == LOSSYNET_GRADIENT ? link->worker : link->other];
-        if (link->count == n) continue;
-        snprintf(why, why_size,
-                 "replay %s: step %" PRIu64 ", worker %d to %d: %zu packets: expected the %zu of "
-                 "this run",
-                 r->path, link->step, link->other, link->worker, link->count, n);
-        return false;
-    }
-    return !feedback || tells_senders(r, workers, why, why_size);
+    if (told || !feedback) return LOSSYNET_OK;
+    return ln_refuse(
+        "replay %s: it does not say what senders were told: expected a record of a run "
+        "with error feedback (--carry), or a run without",
+        r->path);
 }
 
 FILE *ln_loss_file(const char *path) {
@@ -255,7 +227,7 @@ FILE *ln_loss_file(const char *path) {
 }
 
 lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t steps,
-                                    struct ln_loss_replay **out, char *why, size_t why_size) {
+                                    struct ln_loss_replay **out) {
     struct ln_loss_replay *r = ln_memory_take(1, sizeof *r);
     lossynet_status status = r ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
     int files = 0;
@@ -266,23 +238,26 @@ lossynet_status ln_loss_replay_open(const char *path, int workers, uint64_t step
         FILE *file = ln_loss_file(name);
         if (!file && rank < 0) continue;
         if (!file) break;
-        status = read_file(r, file, name, why, why_size);
+        status = read_file(r, file, name);
         fclose(file);
         files++;
         if (rank < 0) break;
     }
-    if (!status && (files == 0 || r->of[PART] == 0)) {
-        snprintf(why, why_size,
-                 files ? "replay %s: expected what a run that records losses and does "
-                         "not wait for late ranks (--deadline) has written; trace:FILE reads others"
-                       : "replay %s: expected this file, or FILE.0, FILE.1 ... of all ranks",
-                 path);
-        status = LOSSYNET_FILE;
-    } else if (status == LOSSYNET_NO_MEMORY) {
-        snprintf(why, why_size, "no memory for the replay %s", path);
-    }
+    if (status == LOSSYNET_NO_MEMORY)
+        ln_log("loss-model: no memory for the replay %s", path);
+    else if (!status && files == 0)
+        status = ln_fail(LOSSYNET_FILE,
+                         "loss-model: replay %s: expected this file, or FILE.0, FILE.1 ... of all "
+                         "ranks",
+                         path);
+    else if (!status && r->of[PART] == 0)
+        status = ln_fail(
+            LOSSYNET_FILE,
+            "loss-model: replay %s: expected what a run that records losses and does not wait for "
+            "late ranks (--deadline) has written; trace:FILE reads others",
+            path);
     if (!status) qsort(r->record, r->records, sizeof *r->record, in_order);
-    if (!status && !is_whole(r, workers, steps, why, why_size)) status = LOSSYNET_FILE;
+    if (!status) status = check_whole(r, workers, steps);
     if (status) ln_loss_replay_close(r);
     *out = status ? NULL : r;
     return status;

@@ -380,11 +380,17 @@ static inline int owner_of(const struct lossynet_comm *comm, size_t element) {
     return -1;
 }
 
-/* Whether a loss model can be opened. */
-static inline lossynet_status loss_check(const struct lossynet_loss_settings *settings, char *why,
-                                         size_t why_size) {
+static inline void keep_why(void *why, const char *message) {
+    snprintf((char *)why, 256, "%s", message);
+}
+
+/* Whether a loss model can be opened; if not, `why` gets the message. */
+static inline lossynet_status loss_check(const struct lossynet_loss_settings *settings,
+                                         char why[256]) {
     struct ln_loss loss;
-    const lossynet_status status = ln_loss_open(&loss, settings, 8, why, why_size);
+    const struct ln_log_target target = {keep_why, why}, *before = ln_log_use(&target);
+    const lossynet_status status = ln_loss_open(&loss, settings, 8);
+    ln_log_use(before);
     ln_loss_close(&loss);
     return status;
 }
