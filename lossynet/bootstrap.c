@@ -149,15 +149,20 @@ void lossynet_shutdown(int exit_code) {
 lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *world, void *all,
                                    size_t bytes) {
     (void)context;
-    return world->ranks < 2 ? LOSSYNET_OK
-           : world->share   ? world->share(world->share_context, world, all, bytes)
-                            : share_by_mpi(world, all, bytes);
+    return world->ranks < 2 ? LOSSYNET_OK : share_by_mpi(world, all, bytes);
+}
+
+struct lossynet_world ln_bootstrap_world(const struct lossynet_world *world) {
+    struct lossynet_world meeting = *world;
+    if (!meeting.share) meeting.share = ln_bootstrap_share;
+    return meeting;
 }
 
 lossynet_status lossynet_bootstrap_gather(const struct lossynet_world *world, void *all,
                                           size_t bytes) {
     LN_EXPECT(NULL, world && (all || !bytes), "expected a world, and memory, got NULL");
-    return ln_bootstrap_share(NULL, world, all, bytes);
+    const struct lossynet_world meeting = ln_bootstrap_world(world);
+    return ln_share(&meeting, all, bytes);
 }
 
 const char *lossynet_version(void) {

@@ -186,7 +186,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
 /* Checks that all ranks have the same settings. A rank that could not be set up tells the others,
  * because they would otherwise wait for it. */
 static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_settings *settings,
-                             lossynet_status prepared, lossynet_share share, void *context) {
+                             lossynet_status prepared) {
     struct hello {
         uint64_t prepared, fingerprint, wire_dtype;
     };
@@ -197,7 +197,7 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
     hello[comm->world.rank].prepared = prepared == LOSSYNET_OK;
     hello[comm->world.rank].wire_dtype = settings->wire_dtype;
     if (!prepared) hello[comm->world.rank].fingerprint = fingerprint(comm, settings);
-    lossynet_status status = share(context, &comm->world, hello, sizeof *hello);
+    lossynet_status status = ln_share(&comm->world, hello, sizeof *hello);
     for (int r = 0; status == LOSSYNET_OK && r < comm->world.ranks; r++) {
         if (!hello[r].prepared || !hello[0].prepared) {
             status = prepared ? prepared : LOSSYNET_LINK;
@@ -221,7 +221,7 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
 /* With several ranks: meets the others, learns the link's packet size, allocates, and opens the
  * first GRADIENT phase for receiving. */
 static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_settings *settings,
-                            ln_link_open link_open, lossynet_share share, void *context) {
+                            ln_link_open link_open) {
     int rounds[2];
     for (int phase = 0; phase < 2; phase++)
         rounds[phase] = ln_rounds_most_of(settings, (lossynet_phase)phase);
@@ -235,15 +235,14 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
             1 + settings->error_feedback + rounds[LOSSYNET_GRADIENT] + rounds[LOSSYNET_PARAMETER],
         .phases = {1 + rounds[LOSSYNET_GRADIENT], 1 + rounds[LOSSYNET_PARAMETER]},
     };
-    lossynet_status status =
-        ln_transport_open(&transport, link_open, share, context, &comm->transport);
+    lossynet_status status = ln_transport_open(&transport, link_open, &comm->transport);
     if (status) return status;
     const struct ln_transport_facts facts = ln_transport_facts(comm->transport);
     comm->resources.pool.bytes += facts.bytes;
     comm->exchange.reliable = facts.reliable;
     comm->steps.skips = settings->network.skip_late && !facts.reliable;
     status = prepare(comm, settings, payload_for(settings, facts.payload_most));
-    status = agree(comm, settings, status, share, context);
+    status = agree(comm, settings, status);
     if (status) return status;
     ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
     return ln_transport_start(comm->transport);
@@ -255,16 +254,21 @@ static struct ln_log_target target_of(const struct lossynet_settings *settings) 
 
 static lossynet_status open_over(const struct lossynet_world *world,
                                  const struct lossynet_settings *settings, ln_link_open link_open,
-                                 lossynet_share share, void *share_context,
                                  struct lossynet_comm **out) {
     lossynet_status status = ln_settings_check(world, settings);
+    if (!status && !link_open && settings->link == LOSSYNET_LINK_MPI &&
+        world->share != ln_bootstrap_share)
+        status = ln_refuse("link mpi: expected ranks that MPI started; ranks that met otherwise "
+                           "take link udp or verbs");
+    if (!status && !link_open && world->ranks > 1)
+        status = ln_link_choose(world, settings->link, &link_open);
     if (status) return status;
     struct lossynet_comm *comm = ln_memory_take(1, sizeof *comm);
     if (!comm) return ln_fail(LOSSYNET_NO_MEMORY, "no memory for a comm");
     comm->resources.log = target_of(settings);
     place(comm, world, settings->workers);
     if (world->ranks > 1)
-        status = join(comm, settings, link_open, share, share_context);
+        status = join(comm, settings, link_open);
     else
         status = prepare(comm, settings, payload_for(settings, LOSSYNET_PAYLOAD_DEFAULT));
     if (status)
@@ -276,40 +280,20 @@ static lossynet_status open_over(const struct lossynet_world *world,
 
 lossynet_status ln_comm_open(const struct lossynet_world *world,
                              const struct lossynet_settings *settings, ln_link_open link_open,
-                             lossynet_share share, void *share_context,
                              struct lossynet_comm **out) {
     const struct ln_log_target log = target_of(settings), *before = ln_log_use(&log);
     *out = NULL;
-    lossynet_status status = open_over(world, settings, link_open, share, share_context, out);
+    lossynet_status status = open_over(world, settings, link_open, out);
     ln_log_use(before);
     return status;
-}
-
-static lossynet_status open_chosen(const struct lossynet_world *world,
-                                   const struct lossynet_settings *settings,
-                                   struct lossynet_comm **out) {
-    ln_link_open link_open = NULL; /* one rank needs none */
-    lossynet_status status = ln_settings_check(world, settings);
-    if (!status && world->share && settings->link == LOSSYNET_LINK_MPI) {
-        ln_log("link mpi: expected ranks that MPI started; ranks that met otherwise take link "
-               "udp or verbs");
-        status = LOSSYNET_INVALID;
-    }
-    if (!status && world->ranks > 1)
-        status = ln_link_choose(world, settings->link, ln_bootstrap_share, NULL, &link_open);
-    if (status) return status;
-    return open_over(world, settings, link_open, ln_bootstrap_share, NULL, out);
 }
 
 lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings,
                               struct lossynet_comm **out) {
     LN_EXPECT(NULL, world && settings && out, LN_NO_SETTINGS);
-    const struct ln_log_target log = target_of(settings), *before = ln_log_use(&log);
-    *out = NULL;
-    lossynet_status status = open_chosen(world, settings, out);
-    ln_log_use(before);
-    return status;
+    const struct lossynet_world meeting = ln_bootstrap_world(world);
+    return ln_comm_open(&meeting, settings, NULL, out);
 }
 
 void lossynet_close(struct lossynet_comm *comm) {
@@ -464,7 +448,7 @@ lossynet_status lossynet_probe(const struct lossynet_world *world,
     LN_EXPECT(NULL, world && settings && node && out && link_name, LN_NO_SETTINGS);
     LN_EXPECT(NULL, seconds > 0, "%g s: expected a time above 0", seconds);
     const struct ln_transport_settings transport = {
-        .world = *world,
+        .world = ln_bootstrap_world(world),
         .packet_bytes = settings->packet_bytes,
         .network = {.interface = settings->network.interface,
                     .ports = {settings->network.ports[0], settings->network.ports[1]},
@@ -476,11 +460,8 @@ lossynet_status lossynet_probe(const struct lossynet_world *world,
     *out = (struct lossynet_path){0};
     if (world->ranks < 2 && (!named || settings->link == LOSSYNET_LINK_MPI)) return LOSSYNET_OK;
     const struct ln_log_target *before = ln_log_use(&transport.log);
-    lossynet_status status =
-        ln_link_choose(world, settings->link, ln_bootstrap_share, NULL, &link_open);
-    if (!status)
-        status = ln_transport_probe(&transport, link_open, ln_bootstrap_share, NULL, node, seconds,
-                                    out, link_name);
+    lossynet_status status = ln_link_choose(&transport.world, settings->link, &link_open);
+    if (!status) status = ln_transport_probe(&transport, link_open, node, seconds, out, link_name);
     ln_log_use(before);
     return status;
 }

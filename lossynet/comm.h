@@ -8,10 +8,11 @@
 
 #define LN_NO_SETTINGS "expected a world, settings and memory for what is returned, got NULL"
 
-/* lossynet_open over a link of the caller's choice. With one rank no link is opened. */
+/* lossynet_open in a world that has a `share`, over a link of the caller's choice, or of the settings where that
+ * is NULL. With one rank no link is opened. */
 lossynet_status ln_comm_open(const struct lossynet_world *world,
                              const struct lossynet_settings *settings, ln_link_open link_open,
-                             lossynet_share share, void *share_context, struct lossynet_comm **out);
+                             struct lossynet_comm **out);
 
 /* Checks settings, and logs what is wrong with them (settings.c). */
 lossynet_status ln_settings_check(const struct lossynet_world *world,
@@ -19,8 +20,9 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
 extern const char *const ln_estimator_names[],
     *const ln_link_names[], *const ln_wire_dtype_names[]; /* a NULL ends each */
 
-/* A lossynet_share that uses the world's own, or MPI (bootstrap.c). */
+/* A lossynet_share; and the world, which has it if it has no other (bootstrap.c). */
 lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *world, void *all,
                                    size_t bytes);
+struct lossynet_world ln_bootstrap_world(const struct lossynet_world *world);
 
 #endif

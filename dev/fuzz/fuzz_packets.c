@@ -441,8 +441,11 @@ static void free_vectors(float **vectors) {
 static double loss_rate;
 
 static void rank_main(int rank) {
-    struct lossynet_world world = {
-        .rank = rank, .ranks = RANKS, .local_rank = rank, .local_ranks = RANKS};
+    struct lossynet_world world = {.rank = rank,
+                                   .ranks = RANKS,
+                                   .local_rank = rank,
+                                   .local_ranks = RANKS,
+                                   .share = simulation_share};
     struct lossynet_settings settings = {
         .workers = run.workers,
         .buckets = BUCKETS,
@@ -461,8 +464,7 @@ static void rank_main(int rank) {
     struct worker_view view = {
         .rank = rank, .gradient = take_vectors(), .parameter = take_vectors()};
     view.fresh = calloc(ELEMENTS, sizeof *view.fresh);
-    lossynet_status status =
-        ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &view.comm);
+    lossynet_status status = ln_comm_open(&world, &settings, simulation_link_open, &view.comm);
     REQUIRE(status == LOSSYNET_OK);
     lossynet_error_feedback_share(view.comm, 0); /* gradients stay as they are */
     fill_places(view.comm);

@@ -230,8 +230,11 @@ static void note(int rank, double seconds) {
 }
 
 static void rank_main(int rank) {
-    const struct lossynet_world world = {
-        .rank = rank, .ranks = RANKS, .local_rank = rank, .local_ranks = RANKS};
+    const struct lossynet_world world = {.rank = rank,
+                                         .ranks = RANKS,
+                                         .local_rank = rank,
+                                         .local_ranks = RANKS,
+                                         .share = simulation_share};
     const size_t elements = ELEMENTS;
     const struct lossynet_settings settings = {.workers = RANKS,
                                                .buckets = 1,
@@ -243,8 +246,7 @@ static void rank_main(int rank) {
     struct lossynet_comm *comm;
     float *vector = calloc(ELEMENTS, sizeof *vector);
     uint8_t *all = calloc(RANKS, MESSAGE);
-    lossynet_status status =
-        ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm);
+    lossynet_status status = ln_comm_open(&world, &settings, simulation_link_open, &comm);
     simulation_require(!status, "opening");
     if (run.begun == 0) run.begun = simulation_now();
     bool ends = false; /* all ranks end after the same step */

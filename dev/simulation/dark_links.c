@@ -113,8 +113,11 @@ static void print(void) {
 }
 
 static void rank_main(int rank) {
-    const struct lossynet_world world = {
-        .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
+    const struct lossynet_world world = {.rank = rank,
+                                         .ranks = run.ranks,
+                                         .local_rank = rank,
+                                         .local_ranks = run.ranks,
+                                         .share = simulation_share};
     const size_t elements = (size_t)run.ranks * PACKET / sizeof(float);
     const struct lossynet_settings settings = {
         .workers = run.ranks,
@@ -132,9 +135,7 @@ static void rank_main(int rank) {
     float *vector = calloc(elements, sizeof *vector);
     uint8_t *stops = calloc((size_t)run.ranks, 1);
     simulation_require(vector && stops, "taking memory");
-    simulation_require(
-        !ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
-        "opening");
+    simulation_require(!ln_comm_open(&world, &settings, simulation_link_open, &comm), "opening");
     if (run.begun == 0) run.begun = simulation_now();
     for (uint64_t number = 0; !step(comm, rank, number, &vector, stops); number++) {
     }

@@ -271,8 +271,11 @@ static void meet(struct rank *r) {
 }
 
 static void rank_main(int rank) {
-    const struct lossynet_world world = {
-        .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
+    const struct lossynet_world world = {.rank = rank,
+                                         .ranks = run.ranks,
+                                         .local_rank = rank,
+                                         .local_ranks = run.ranks,
+                                         .share = simulation_share};
     const struct lossynet_settings settings = {
         .workers = run.ranks,
         .buckets = 1,
@@ -292,9 +295,7 @@ static void rank_main(int rank) {
                      .squares = take((size_t)run.ranks, sizeof(double)),
                      .meeting = take((size_t)run.ranks, sizeof(double)),
                      .stops = simulation_now() + STOPS_EVERY * uniform(0, 0)};
-    simulation_require(
-        !ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &r.comm),
-        "opening");
+    simulation_require(!ln_comm_open(&world, &settings, simulation_link_open, &r.comm), "opening");
     r.ended = simulation_now();
     while (r.at < (uint64_t)run.steps) {
         make_step(&r);

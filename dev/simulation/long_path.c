@@ -51,8 +51,11 @@ static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
 }
 
 static void rank_main(int rank) {
-    const struct lossynet_world world = {
-        .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
+    const struct lossynet_world world = {.rank = rank,
+                                         .ranks = run.ranks,
+                                         .local_rank = rank,
+                                         .local_ranks = run.ranks,
+                                         .share = simulation_share};
     const struct lossynet_settings settings = {.workers = run.ranks,
                                                .buckets = 1,
                                                .bucket_elements = &run.elements,
@@ -62,9 +65,7 @@ static void rank_main(int rank) {
     struct lossynet_comm *comm;
     float *vector = calloc(run.elements, sizeof *vector);
     double mine = 1, all[MOST_RANKS];
-    simulation_require(
-        !ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
-        "opening");
+    simulation_require(!ln_comm_open(&world, &settings, simulation_link_open, &comm), "opening");
     for (uint64_t step = 0; step < STEPS; step++) {
         const double start = simulation_now();
         run.queue = 0;

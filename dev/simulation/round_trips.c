@@ -85,8 +85,11 @@ static double broadcast(struct lossynet_comm *comm, int rank, float **vector, bo
 }
 
 static void rank_main(int rank) {
-    const struct lossynet_world world = {
-        .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
+    const struct lossynet_world world = {.rank = rank,
+                                         .ranks = run.ranks,
+                                         .local_rank = rank,
+                                         .local_ranks = run.ranks,
+                                         .share = simulation_share};
     const struct lossynet_settings settings = {
         .workers = run.ranks,
         .buckets = BUCKETS,
@@ -100,9 +103,7 @@ static void rank_main(int rank) {
         .link = LOSSYNET_LINK_UDP};
     struct lossynet_comm *comm;
     float *vector = calloc(BUCKETS * ELEMENTS, sizeof *vector);
-    simulation_require(
-        !ln_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
-        "opening");
+    simulation_require(!ln_comm_open(&world, &settings, simulation_link_open, &comm), "opening");
     for (uint64_t s = 0; s < WARM; s++) step(comm, &vector, s);
     uint64_t before = run.control;
     double start = simulation_now();

@@ -61,6 +61,14 @@ const struct ln_log_target *ln_log_use(const struct ln_log_target *target);
 /* Sends the messages of the process to `function` from now on. No other thread may log meanwhile. */
 void ln_log_to(lossynet_log_function function, void *context);
 
+/* ---- the meeting of ranks ---- */
+
+/* Calls the world's `share`, which it must have (types.h). */
+static inline lossynet_status ln_share(const struct lossynet_world *world, void *all,
+                                       size_t bytes) {
+    return world->share(world->share_context, world, all, bytes);
+}
+
 /* ---- memory (memory.c) ---- */
 
 /* Returns zeroed memory, aligned to 64 bytes, which free() releases. Returns NULL, and logs

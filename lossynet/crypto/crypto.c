@@ -253,18 +253,17 @@ static bool is_confirmed(struct exchange *x) {
 /* Exchanges keys. A rank that fails goes on calling `share`, so that no other rank waits for it,
  * and all fail together. */
 static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
-                                     struct ln_secure *secure, lossynet_share share,
-                                     void *context) {
+                                     struct ln_secure *secure) {
     size_t ranks = (size_t)x->world->ranks;
     bool ok = read_shared(x, key_file) && draw_keys(x);
-    lossynet_status status = share(context, x->world, x->publics, KEY_BYTES);
+    lossynet_status status = ln_share(x->world, x->publics, KEY_BYTES);
     if (status) return status;
     const int rank = x->world->rank;
     ok = ok && make_pairs(x, secure) && confirm(x, rank, x->confirmed + (size_t)rank * KEY_BYTES);
-    status = share(context, x->world, x->confirmed, KEY_BYTES);
+    status = ln_share(x->world, x->confirmed, KEY_BYTES);
     if (status) return status;
     x->verdicts[rank] = ok && is_confirmed(x);
-    status = share(context, x->world, x->verdicts, 1);
+    status = ln_share(x->world, x->verdicts, 1);
     if (status) return status;
     for (size_t r = 0; r < ranks; r++) {
         if (x->verdicts[r] == 1) continue;
@@ -277,8 +276,7 @@ static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
 }
 
 lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
-                               const char *key_file, lossynet_share share, void *share_context,
-                               struct ln_secure **out) {
+                               const char *key_file, struct ln_secure **out) {
     size_t ranks = (size_t)world->ranks;
     size_t bytes = CONTEXT_BYTES + ranks * (2 * KEY_BYTES + 1);
     struct exchange x = {.world = world, .context = ln_memory_take(bytes, 1)};
@@ -296,7 +294,7 @@ lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
     x.confirmed = x.publics + ranks * KEY_BYTES;
     x.verdicts = x.confirmed + ranks * KEY_BYTES;
     secure->ranks = world->ranks;
-    status = exchange_keys(&x, key_file, secure, share, share_context);
+    status = exchange_keys(&x, key_file, secure);
     EVP_PKEY_free(x.pair);
     OPENSSL_cleanse(x.context, bytes);
     OPENSSL_cleanse(&x, offsetof(struct exchange, context));
@@ -426,9 +424,8 @@ bool ln_key_proof_of(const struct ln_key *key, const void *message, size_t bytes
 }
 
 lossynet_status ln_secure_open(const struct lossynet_world *world, uint64_t run,
-                               const char *key_file, lossynet_share share, void *share_context,
-                               struct ln_secure **out) {
-    (void)run, (void)key_file, (void)share, (void)share_context;
+                               const char *key_file, struct ln_secure **out) {
+    (void)run, (void)key_file;
     if (world->rank == 0)
         ln_log("encryption: built without OpenSSL: install libssl-dev and build again");
     *out = NULL;

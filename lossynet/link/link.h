@@ -89,14 +89,12 @@ struct ln_link {
 
 struct ln_link_settings {
     struct lossynet_world world;
-    lossynet_share share;
-    void *share_context;
-    uint64_t run;          /* random, the same on all ranks */
-    size_t payload_bytes;  /* largest payload that will be sent. 0: the most that fits, up to
-                              LOSSYNET_PAYLOAD_DEFAULT. If it does not fit, open fails. */
-    const char *interface; /* as in lossynet_settings; may be NULL */
-    int ports[2];          /* as in lossynet_settings */
-    int dscp;              /* traffic class of bulk datagrams; others have 0 */
+    uint64_t run;         /* random, the same on all ranks */
+    size_t payload_bytes; /* largest payload that will be sent. 0: the most that fits, up to
+                             LOSSYNET_PAYLOAD_DEFAULT. If it does not fit, open fails. */
+    struct lossynet_network
+        network; /* of it `interface`, `ports` and `dscp`, the traffic class of bulk
+                                        datagrams; others have 0 */
 };
 
 enum {
@@ -122,9 +120,9 @@ size_t ln_link_verbs_memory(int ranks, size_t payload_bytes);
 bool ln_link_verbs_available(void);
 
 /* Sets *out to the function that opens a link of this kind (select.c). For LOSSYNET_LINK_AUTO it
- * chooses RDMA if every rank has it, else UDP; then it is collective, by `share`. */
+ * chooses RDMA if every rank has it, else UDP; then it is collective. */
 lossynet_status ln_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
-                               lossynet_share share, void *share_context, ln_link_open *out);
+                               ln_link_open *out);
 
 /* ---- traffic classes (dscp.c) ---- */
 

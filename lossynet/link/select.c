@@ -10,15 +10,14 @@ static ln_link_open link_of(lossynet_link_kind kind) {
 }
 
 /* Chooses RDMA if every rank has it, else UDP. Collective. */
-static lossynet_status choose_link(const struct lossynet_world *world, lossynet_share share,
-                                   void *context, lossynet_link_kind *kind) {
+static lossynet_status choose_link(const struct lossynet_world *world, lossynet_link_kind *kind) {
     size_t ranks = (size_t)world->ranks;
     bool *all = ln_memory_take(ranks, sizeof *all), every = true;
     if (!all)
         return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory to ask %zu ranks for RDMA",
                        world->rank, ranks);
     all[world->rank] = ln_link_verbs_available();
-    lossynet_status status = share(context, world, all, sizeof *all);
+    lossynet_status status = ln_share(world, all, sizeof *all);
     for (size_t r = 0; r < ranks; r++) every &= all[r];
     *kind = every ? LOSSYNET_LINK_VERBS : LOSSYNET_LINK_UDP;
     free(all);
@@ -26,9 +25,9 @@ static lossynet_status choose_link(const struct lossynet_world *world, lossynet_
 }
 
 lossynet_status ln_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
-                               lossynet_share share, void *share_context, ln_link_open *out) {
+                               ln_link_open *out) {
     lossynet_status status = LOSSYNET_OK;
-    if (kind == LOSSYNET_LINK_AUTO) status = choose_link(world, share, share_context, &kind);
+    if (kind == LOSSYNET_LINK_AUTO) status = choose_link(world, &kind);
     *out = link_of(kind);
     return status;
 }

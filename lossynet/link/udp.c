@@ -213,7 +213,7 @@ static lossynet_status find_size(struct link_udp *u, const struct ln_link_settin
     udp_socket_probe(&u->socket, true);
     for (uint32_t round = 1; !status; round++) {
         narrow[u->world.rank] = find_narrow(u, heard, zeros, bytes, round);
-        status = settings->share(settings->share_context, &u->world, narrow, sizeof *narrow);
+        status = ln_share(&u->world, narrow, sizeof *narrow);
         int r = 0;
         while (!status && r < u->world.ranks && narrow[r] < 0) r++;
         if (status || r == u->world.ranks) break;
@@ -256,8 +256,7 @@ static lossynet_status introduce(struct link_udp *u, const struct ln_link_settin
         return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory for the addresses of %d ranks", rank,
                        ranks);
     cards[rank] = (struct card){*mine, udp_other_address(&u->socket, mine), mtu};
-    lossynet_status status =
-        settings->share(settings->share_context, &u->world, cards, sizeof *cards);
+    lossynet_status status = ln_share(&u->world, cards, sizeof *cards);
     for (int r = 0; r < ranks && !status; r++) {
         u->address[r] = cards[r].address;
         u->other[r] = cards[r].other;
@@ -296,7 +295,7 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
     const struct lossynet_world *world = &settings->world;
     struct udp_interface interface;
     lossynet_status status =
-        udp_choose(settings->interface, world->local_ranks == world->ranks, &interface);
+        udp_choose(settings->network.interface, world->local_ranks == world->ranks, &interface);
     if (status) return status;
     struct link_udp *u = ln_memory_take(1, sizeof *u);
     if (!u) goto no_memory;
@@ -321,8 +320,8 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
     if (!peer_table_open(&u->table, world->ranks) || !u->address || !u->other || u->event < 0)
         goto close_link;
     struct udp_address mine = interface.address;
-    status = udp_socket_open(&u->socket, &mine, settings->ports);
-    u->socket.dscp = settings->dscp;
+    status = udp_socket_open(&u->socket, &mine, settings->network.ports);
+    u->socket.dscp = settings->network.dscp;
     if (!status) status = introduce(u, settings, &mine, interface.mtu);
     if (!status && world->local_ranks < world->ranks) /* within a host the interface's MTU holds */
         status = find_size(u, settings, interface.mtu, mine.any.sa_family);

@@ -76,7 +76,7 @@ static lossynet_status agree(struct link_verbs *v, struct obstacle *all, const c
                              int *bad) {
     const struct lossynet_world *world = &v->settings.world;
     snprintf(all[world->rank].why, sizeof all->why, "%s", why ? why : "");
-    lossynet_status status = v->settings.share(v->settings.share_context, world, all, sizeof *all);
+    lossynet_status status = ln_share(world, all, sizeof *all);
     *bad = -1;
     for (int r = world->ranks - 1; r >= 0; r--)
         if (all[r].why[0]) *bad = r;
@@ -153,7 +153,7 @@ struct card { /* exchanged between ranks at the start */
 static lossynet_status open_queue(struct link_verbs *v) {
     const struct lossynet_world *world = &v->settings.world;
     lossynet_status status =
-        verbs_port_open(v->settings.interface, world->local_rank, &v->queue.port);
+        verbs_port_open(v->settings.network.interface, world->local_rank, &v->queue.port);
     v->queue.rank = world->rank;
     if (status) return status;
     /* The qkey is the same on all ranks. If its high bit were set in a send request, the adapter
@@ -207,8 +207,7 @@ static lossynet_status introduce(struct link_verbs *v, lossynet_status status) {
                                            .opened = true,
                                            .ethernet = port->ethernet,
                                            .ipv4 = port->ipv4};
-    lossynet_status shared =
-        v->settings.share(v->settings.share_context, world, cards, sizeof *cards);
+    lossynet_status shared = ln_share(world, cards, sizeof *cards);
     if (!status) status = shared;
     if (!status) status = read_cards(v, cards);
     free(cards);
@@ -229,7 +228,7 @@ static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
             .port_num = port->number,
             .dlid = p->lid,
             .grh = {.dgid = p->gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
-        if (verbs_address_open(&p->address, v->queue.pd, attr, v->settings.dscp)) continue;
+        if (verbs_address_open(&p->address, v->queue.pd, attr, v->settings.network.dscp)) continue;
         char gid[VERBS_GID_TEXT];
         snprintf(mine->why, sizeof mine->why, "no path to rank %d, %s: %s", r,
                  verbs_gid_text(&p->gid, gid), strerror(errno));

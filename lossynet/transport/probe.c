@@ -31,10 +31,9 @@ enum { WINDOW_MOST = 1024, ANSWERS = 8 /* per window */ };
 struct probe {
     struct lossynet_world world;
     struct ln_link *link;
-    lossynet_share share;
-    void *share_context;
     uint64_t run;
-    uint8_t *payload, *meeting; /* [payload_bytes], [ranks] */
+    uint64_t *meeting; /* [ranks]: what ranks give each other when they meet */
+    uint8_t *payload;  /* [payload_bytes] */
     size_t payload_bytes;
     int window, batch; /* datagrams: most on their way; how many are sent at once */
     double rate, due;  /* pacing: bytes per second, 0 = no limit; when more may leave */
@@ -139,7 +138,7 @@ static int receive(struct probe *p, lossynet_status *status) {
 /* ---- pairings ---- */
 
 static lossynet_status meet(struct probe *p) {
-    return p->share(p->share_context, &p->world, p->meeting, 1);
+    return ln_share(&p->world, p->meeting, sizeof *p->meeting);
 }
 
 static bool may_send(struct probe *p, double now) {
@@ -184,13 +183,9 @@ static lossynet_status drain(struct probe *p) {
     return status;
 }
 
-struct told { /* of one rank, by peer */
-    uint64_t sent, arrived;
-    double gbps;
-};
-
+/* mine: what this rank sent to each peer, and what arrived from it. */
 static lossynet_status all_pairings(struct probe *p, const int *node, double seconds,
-                                    struct told *mine) {
+                                    struct lossynet_path *mine) {
     const int ranks = p->world.ranks;
     int *order = ln_memory_take((size_t)ranks, sizeof *order), each, at = 0;
     lossynet_status status = LOSSYNET_OK;
@@ -223,15 +218,14 @@ static lossynet_status all_pairings(struct probe *p, const int *node, double sec
 static lossynet_status over_link(struct probe *p, const int *node, double seconds,
                                  struct lossynet_path *out) {
     const size_t ranks = (size_t)p->world.ranks, rank = (size_t)p->world.rank;
-    struct told *told = ln_memory_take(ranks * ranks, sizeof *told);
+    struct lossynet_path *told = ln_memory_take(ranks * ranks, sizeof *told);
     lossynet_status status = LOSSYNET_NO_MEMORY;
     p->payload = ln_memory_take(p->payload_bytes, 1);
-    p->meeting = ln_memory_take(ranks, 1);
-    if (!told || !p->payload || !p->meeting) goto release;
+    if (!told || !p->payload) goto release;
     for (size_t i = 0; i < p->payload_bytes; i++)
         p->payload[i] = (uint8_t)ln_mix(i); /* like gradients, it cannot be compressed */
     status = all_pairings(p, node, seconds, told + rank * ranks);
-    if (!status) status = p->share(p->share_context, &p->world, told, ranks * sizeof *told);
+    if (!status) status = ln_share(&p->world, told, ranks * sizeof *told);
     for (size_t s = 0; s < ranks; s++)
         for (size_t r = 0; r < ranks; r++)
             out[s * ranks + r] = (struct lossynet_path){.sent = told[s * ranks + r].sent,
@@ -240,42 +234,29 @@ static lossynet_status over_link(struct probe *p, const int *node, double second
 release:
     if (status == LOSSYNET_NO_MEMORY)
         ln_log("rank %d: no memory to test the paths of %zu ranks", p->world.rank, ranks);
-    free(p->meeting);
     free(p->payload);
     free(told);
     return status;
 }
 
-static lossynet_status common_run(struct probe *p) {
-    uint64_t *run = ln_memory_take((size_t)p->world.ranks, sizeof *run);
-    if (!run)
-        return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory to meet %d ranks", p->world.rank,
-                       p->world.ranks);
-    run[p->world.rank] = ln_random();
-    lossynet_status status = p->share(p->share_context, &p->world, run, sizeof *run);
-    p->run = run[0];
-    free(run);
-    return status;
-}
-
 lossynet_status ln_transport_probe(const struct ln_transport_settings *settings,
-                                   ln_link_open link_open, lossynet_share share,
-                                   void *share_context, const int *node, double seconds,
+                                   ln_link_open link_open, const int *node, double seconds,
                                    struct lossynet_path *out, const char **link_name) {
     const struct lossynet_world *world = &settings->world;
-    struct probe p = {.world = *world, .share = share, .share_context = share_context};
-    lossynet_status status = common_run(&p);
-    if (status) return status;
-    const struct ln_link_settings link = {
-        .world = *world,
-        .share = share,
-        .share_context = share_context,
-        .run = p.run,
-        .payload_bytes = settings->packet_bytes,
-        .interface = settings->network.interface,
-        .ports = {settings->network.ports[0], settings->network.ports[1]}};
-    status = link_open(&link, &p.link);
-    if (status) return status;
+    struct probe p = {.world = *world};
+    p.meeting = ln_memory_take((size_t)world->ranks, sizeof *p.meeting);
+    if (!p.meeting)
+        return ln_fail(LOSSYNET_NO_MEMORY, "rank %d: no memory to meet %d ranks", world->rank,
+                       world->ranks);
+    p.meeting[world->rank] = ln_random();
+    lossynet_status status = meet(&p);
+    p.run = p.meeting[0];
+    const struct ln_link_settings link = {.world = *world,
+                                          .run = p.run,
+                                          .payload_bytes = settings->packet_bytes,
+                                          .network = settings->network};
+    if (!status) status = link_open(&link, &p.link);
+    if (status) goto free_meeting;
     *link_name = p.link->name;
     p.payload_bytes =
         settings->packet_bytes ? settings->packet_bytes : p.link->features.payload_most;
@@ -287,5 +268,7 @@ lossynet_status ln_transport_probe(const struct ln_transport_settings *settings,
     p.batch = p.window / 2 < LOSSYNET_BATCH ? p.window / 2 : LOSSYNET_BATCH;
     status = over_link(&p, node, seconds, out);
     p.link->close(p.link);
+free_meeting:
+    free(p.meeting);
     return status;
 }

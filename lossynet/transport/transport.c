@@ -14,20 +14,18 @@ struct hello { /* exchanged between ranks before the link opens, and again after
     int64_t window;
 };
 
-static lossynet_status share_hello(struct ln_transport *t, lossynet_share share, void *context,
-                                   struct hello *all, struct hello mine) {
+static lossynet_status share_hello(struct ln_transport *t, struct hello *all, struct hello mine) {
     memset(all, 0, (size_t)t->world.ranks * sizeof *all);
     all[t->world.rank] = mine;
-    return share(context, &t->world, all, sizeof *all);
+    return ln_share(&t->world, all, sizeof *all);
 }
 
 /* Agrees on a session and, if datagrams are encrypted, on its keys. */
 static lossynet_status open_session(struct ln_transport *t,
                                     const struct ln_transport_settings *settings,
-                                    lossynet_share share, void *context, struct hello *all) {
-    lossynet_status status =
-        share_hello(t, share, context, all,
-                    (struct hello){.session = ln_random(), .encrypt = settings->network.encrypt});
+                                    struct hello *all) {
+    lossynet_status status = share_hello(
+        t, all, (struct hello){.session = ln_random(), .encrypt = settings->network.encrypt});
     if (status) return status;
     t->session.id = all[0].session;
     for (int r = 1; r < t->world.ranks; r++) {
@@ -37,29 +35,23 @@ static lossynet_status open_session(struct ln_transport *t,
             all[r].encrypt ? "with" : "without", all[0].encrypt ? "with" : "without");
     }
     if (!settings->network.encrypt) return LOSSYNET_OK;
-    return ln_secure_open(&t->world, t->session.id, settings->network.key_file, share, context,
-                          &t->session.secure);
+    return ln_secure_open(&t->world, t->session.id, settings->network.key_file, &t->session.secure);
 }
 
 /* Opens the link and tells the peers how much they may send. */
 static lossynet_status introduce(struct ln_transport *t,
                                  const struct ln_transport_settings *settings,
-                                 ln_link_open link_open, lossynet_share share, void *context,
-                                 struct hello *all) {
+                                 ln_link_open link_open, struct hello *all) {
     struct ln_session *session = &t->session;
     const int ranks = t->world.ranks;
-    lossynet_status status = open_session(t, settings, share, context, all);
+    lossynet_status status = open_session(t, settings, all);
     if (status) return status;
     const size_t trailer = settings->network.encrypt ? LOSSYNET_SECURE_BYTES : 0;
     const struct ln_link_settings link = {
         .world = t->world,
-        .share = share,
-        .share_context = context,
         .run = session->id,
         .payload_bytes = settings->packet_bytes ? settings->packet_bytes + trailer : 0,
-        .interface = settings->network.interface,
-        .ports = {settings->network.ports[0], settings->network.ports[1]},
-        .dscp = settings->network.dscp,
+        .network = settings->network,
     };
     session->two_classes = settings->network.dscp > 0;
     status = link_open(&link, &t->link);
@@ -70,14 +62,13 @@ static lossynet_status introduce(struct ln_transport *t,
 
     /* All peers together may fill half of the queue with DATA. The rest is for other datagrams. */
     ln_window_open(t);
-    status = share_hello(t, share, context, all, (struct hello){.window = session->window});
+    status = share_hello(t, all, (struct hello){.window = session->window});
     for (int r = 0; r < ranks && !status; r++) ln_window_told(t, r, (int)all[r].window);
     return status;
 }
 
 lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
-                                  ln_link_open link_open, lossynet_share share, void *share_context,
-                                  struct ln_transport **out) {
+                                  ln_link_open link_open, struct ln_transport **out) {
     *out = NULL;
     const size_t ranks = (size_t)settings->world.ranks;
     struct ln_transport *t = ln_memory_take(1, sizeof *t);
@@ -108,7 +99,7 @@ lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
         for (int kind = 0; kind < 2; kind++)
             t->deadline.phases[kind] =
                 settings->phases[kind] > 0 ? (uint32_t)settings->phases[kind] : 1;
-        status = introduce(t, settings, link_open, share, share_context, all);
+        status = introduce(t, settings, link_open, all);
         if (!status && t->link->features.reliable) t->deadline.on = false;
     }
     if (status)

@@ -93,8 +93,7 @@ struct ln_transport_shape {
 /* Opens the link, and lets the ranks exchange what they must know of each other. Collective. On
  * failure *out is NULL and one line is logged. */
 lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
-                                  ln_link_open link_open, lossynet_share share, void *share_context,
-                                  struct ln_transport **out);
+                                  ln_link_open link_open, struct ln_transport **out);
 
 /* Takes the memory that depends on the shape from the pool, which is to be closed after the transport.
  * With t NULL it only counts the bytes. The caller must check pool->out_of_memory. */
@@ -233,8 +232,7 @@ bool ln_transport_register(struct ln_transport *t, const void *memory, size_t by
 
 /* Sends test datagrams from every rank to every other (lossynet_trainer.h, lossynet_probe). */
 lossynet_status ln_transport_probe(const struct ln_transport_settings *settings,
-                                   ln_link_open link_open, lossynet_share share,
-                                   void *share_context, const int *node, double seconds,
+                                   ln_link_open link_open, const int *node, double seconds,
                                    struct lossynet_path *out, const char **link_name);
 
 #endif

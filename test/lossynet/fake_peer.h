@@ -95,13 +95,12 @@ static inline void feed_control(struct lossynet_comm *comm, int type, int kind, 
 }
 
 static inline struct lossynet_comm *open_peer_with(lossynet_wire_dtype wire_dtype) {
-    struct lossynet_world world = {.rank = 0, .ranks = 2};
+    struct lossynet_world world = {.rank = 0, .ranks = 2, .share = fake_exchange};
     struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
     settings.wire_dtype = wire_dtype;
     struct lossynet_comm *comm;
     fake.hear = only_rank_1;
-    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-                     LOSSYNET_OK);
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, &comm), LOSSYNET_OK);
     assert_string_equal(lossynet_link_name(comm), "test");
     feed_control(comm, WIRE_STATE, 0, 0, 0, 0);
     assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);

@@ -491,7 +491,7 @@ static void test_a_part_of_another_length(void **state) {
 static void test_default_packets(void **state) {
     (void)state;
     static const size_t want[][3] = {{4068, 4064, 4064}, {1444, 1440, 1440}, {1432, 1408, 1424}};
-    struct lossynet_world world = {.rank = 0, .ranks = 2};
+    struct lossynet_world world = {.rank = 0, .ranks = 2, .share = fake_exchange};
     for (int i = 0; i < 3 * 2; i++) {
         struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
         struct lossynet_comm *comm;
@@ -499,8 +499,7 @@ static void test_default_packets(void **state) {
         settings.wire_dtype = i % 2 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
         fake.hear = only_rank_1;
         fake.room = want[i / 2][0];
-        assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-                         LOSSYNET_OK);
+        assert_int_equal(ln_comm_open(&world, &settings, fake_open, &comm), LOSSYNET_OK);
         assert_int_equal(lossynet_packet_bytes(comm), want[i / 2][1 + i % 2]);
         feed_control(comm, WIRE_STATE, 0, 0, 0, 0);
         lossynet_close(comm);

@@ -5,12 +5,11 @@
 
 /* A comm of four ranks that hear nothing of each other but what is fed. This one is rank 0. */
 static struct lossynet_comm *open_four(void) {
-    struct lossynet_world world = {.rank = 0, .ranks = 4};
+    struct lossynet_world world = {.rank = 0, .ranks = 4, .share = fake_exchange};
     struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
     struct lossynet_comm *comm;
     fake.hear = NULL;
-    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-                     LOSSYNET_OK);
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, &comm), LOSSYNET_OK);
     return comm;
 }
 
@@ -88,14 +87,15 @@ static void __attribute__((noinline)) leave_traces(void) {
 /* Before a run a rank looks at the network with datagrams of the first path and the default class. */
 static void test_a_look_at_the_network(void **state) {
     (void)state;
-    const struct ln_transport_settings settings = {.world = {.rank = 0, .ranks = 2}};
+    const struct ln_transport_settings settings = {
+        .world = {.rank = 0, .ranks = 2, .share = fake_exchange}};
     const int node[2] = {0, 1};
     struct lossynet_path path[4];
     const char *name;
     fake.hear = only_the_first_path;
     leave_traces();
     assert_int_equal(
-        ln_transport_probe(&settings, fake_open, fake_exchange, NULL, node, 0.01, path, &name),
+        ln_transport_probe(&settings, fake_open, node, 0.01, path, &name),
         LOSSYNET_OK);
     assert_string_equal(name, "test");
     assert_true(path[1].sent > 0);
@@ -105,15 +105,14 @@ static void test_a_look_at_the_network(void **state) {
 static void test_a_flood(void **state) {
     (void)state;
     for (int floods = 0; floods < 2; floods++) {
-        struct lossynet_world world = {.rank = 0, .ranks = 2};
+        struct lossynet_world world = {.rank = 0, .ranks = 2, .share = fake_exchange};
         struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
         struct lossynet_comm *comm;
         uint64_t mine[2] = {0}, all[4];
         settings.network.peer_timeout = 0.3;
         fake.hear = NULL;
         fake.floods = floods;
-        assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-                         LOSSYNET_OK);
+        assert_int_equal(ln_comm_open(&world, &settings, fake_open, &comm), LOSSYNET_OK);
         capture_begin();
         assert_int_equal(lossynet_all_gather(comm, mine, all, sizeof *mine), LOSSYNET_LINK);
         const char *silence = strstr(capture_end(), "was not heard for ");

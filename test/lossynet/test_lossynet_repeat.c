@@ -33,15 +33,15 @@ static const double SECONDS = 0.5;
  * for longer, because the machine is busy, in such a part of the time. */
 static int count(int others, int silent) {
     const size_t elements = 64 * RANKS;
-    const struct lossynet_world world = {.ranks = others + 1, .local_ranks = others + 1};
+    const struct lossynet_world world = {
+        .ranks = others + 1, .local_ranks = others + 1, .share = fake_exchange};
     struct lossynet_settings settings = simple_settings(others + 1, &elements, 1, 0);
     struct lossynet_comm *comm;
     fake.hear = hear;
     silent_ranks = silent;
     atomic_store(&sent_control, 0);
     settings.network.peer_timeout = 60;
-    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-                     LOSSYNET_OK);
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, &comm), LOSSYNET_OK);
     float **vectors = take_vectors(1, elements);
     assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
     assert_int_equal(lossynet_reduce_begin(comm, vectors, false), LOSSYNET_OK);
@@ -105,14 +105,14 @@ static void test_no_news(void **state) {
 static void test_a_turn_looks_at_few(void **state) {
     (void)state;
     const size_t elements = 64 * RANKS;
-    const struct lossynet_world world = {.ranks = RANKS, .local_ranks = RANKS};
+    const struct lossynet_world world = {
+        .ranks = RANKS, .local_ranks = RANKS, .share = fake_exchange};
     struct lossynet_settings settings = simple_settings(RANKS, &elements, 1, 0);
     struct lossynet_comm *comm;
     fake.hear = hear;
     silent_ranks = RANKS;
     settings.network.peer_timeout = 60;
-    assert_int_equal(ln_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
-                     LOSSYNET_OK);
+    assert_int_equal(ln_comm_open(&world, &settings, fake_open, &comm), LOSSYNET_OK);
     struct ln_transport *t = comm->transport;
     ln_threads_enter(t);
     ln_progress_turn(t);

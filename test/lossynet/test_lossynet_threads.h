@@ -87,9 +87,10 @@ static void *rank_main(void *argument) {
     struct lossynet_world world = {.rank = rank->rank,
                                    .ranks = post.ranks,
                                    .local_rank = rank->rank,
-                                   .local_ranks = post.ranks};
+                                   .local_ranks = post.ranks,
+                                   .share = share};
     struct lossynet_comm *comm;
-    rank->status = ln_comm_open(&world, rank->settings, rank->open, share, NULL, &comm);
+    rank->status = ln_comm_open(&world, rank->settings, rank->open, &comm);
     if (rank->status) return NULL;
     double start = ln_now();
     rank->work(rank, comm);

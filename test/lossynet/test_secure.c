@@ -91,9 +91,9 @@ static void *open_rank(void *argument) {
     struct thread *thread = argument;
     struct group *group = thread->group;
     int r = thread->rank;
-    struct lossynet_world world = {.rank = r, .ranks = RANKS};
-    group->status[r] =
-        ln_secure_open(&world, group->run[r], group->key_file[r], share, group, &group->rank[r]);
+    struct lossynet_world world = {
+        .rank = r, .ranks = RANKS, .share = share, .share_context = group};
+    group->status[r] = ln_secure_open(&world, group->run[r], group->key_file[r], &group->rank[r]);
     return NULL;
 }
 
@@ -397,21 +397,23 @@ static lossynet_status share_fails(void *context, const struct lossynet_world *w
 /* A rank alone, and everything that can fail for it. */
 static void test_alone(void **state) {
     (void)state;
-    const struct lossynet_world world = {.rank = 0, .ranks = 1};
+    int left;
+    const struct lossynet_world world = {
+        .rank = 0, .ranks = 1, .share = share_fails, .share_context = &left};
     struct ln_secure *secure = NULL;
     for (int calls = 0; calls < 4; calls++) {
-        int left = calls;
-        lossynet_status status = ln_secure_open(&world, 1, NULL, share_fails, &left, &secure);
+        left = calls;
+        lossynet_status status = ln_secure_open(&world, 1, NULL, &secure);
         assert_int_equal(status, calls < 3 ? LOSSYNET_LINK : LOSSYNET_OK);
         assert_true((secure != NULL) == (calls == 3));
     }
     ln_secure_close(secure);
     ln_secure_close(NULL);
     for (int after = 0; after < 2; after++) {
-        int left = 3;
+        left = 3;
         memory_fail_after = after;
         capture_begin();
-        lossynet_status status = ln_secure_open(&world, 1, NULL, share_fails, &left, &secure);
+        lossynet_status status = ln_secure_open(&world, 1, NULL, &secure);
         assert_message(capture_end(), "no memory");
         memory_fail_after = -1;
         assert_int_equal(status, LOSSYNET_NO_MEMORY);

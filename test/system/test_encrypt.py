@@ -52,7 +52,7 @@ void ln_log(const char *format, ...) {
 int main(void) {
     const struct lossynet_world world = {.rank = 0, .ranks = 2};
     struct ln_secure *secure;
-    return ln_secure_open(&world, 1, NULL, NULL, NULL, &secure) != LOSSYNET_INVALID || secure ||
+    return ln_secure_open(&world, 1, NULL, &secure) != LOSSYNET_INVALID || secure ||
            ln_secure_available();
 }
 """

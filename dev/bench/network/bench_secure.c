@@ -46,8 +46,8 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
 }
 
 static void *open_rank(void *argument) {
-    struct lossynet_world world = {.rank = argument != NULL, .ranks = 2};
-    if (ln_secure_open(&world, 1, NULL, share, NULL, &secure[world.rank])) exit(1);
+    struct lossynet_world world = {.rank = argument != NULL, .ranks = 2, .share = share};
+    if (ln_secure_open(&world, 1, NULL, &secure[world.rank])) exit(1);
     return NULL;
 }
 

@@ -70,14 +70,14 @@ static double microseconds(struct ln_transport *t, int turns, bool one, bool all
 }
 
 static void measure(int ranks) {
-    const struct ln_transport_settings settings = {.world = {.ranks = ranks},
+    const struct ln_transport_settings settings = {.world = {.ranks = ranks, .share = share},
                                                    .network.peer_timeout = 1e6};
     const struct ln_transport_shape shape = {
         .workers = ranks, .local = 1, .buckets = 1, .packet_bytes = 1400};
     const struct ln_transport_calls calls = {.ready = ready, .expected = expected};
     struct ln_pool pool = {0};
     struct ln_transport *t;
-    if (ln_transport_open(&settings, link_open, share, NULL, &t)) exit(1);
+    if (ln_transport_open(&settings, link_open, &t)) exit(1);
     ln_transport_shape(t, &pool, &shape, &calls);
     if (pool.out_of_memory) exit(1);
     ln_transport_receive_begin(t, LOSSYNET_GRADIENT);

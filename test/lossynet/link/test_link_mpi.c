@@ -83,7 +83,7 @@ static void note(void *context, const char *message) {
 
 static void check(const char *function) {
     const size_t elements = 100;
-    const struct lossynet_world world = {.ranks = 2, .local_ranks = 2};
+    const struct lossynet_world world = {.ranks = 2, .local_ranks = 2, .share = exchange};
     struct lossynet_settings settings = simple_settings(2, &elements, 1, 0);
     struct lossynet_comm *comm;
     char expected[80];
@@ -91,8 +91,7 @@ static void check(const char *function) {
     settings.log = note;
     broken = function;
     lines = 0;
-    assert_int_equal(ln_comm_open(&world, &settings, ln_link_mpi_open, exchange, NULL, &comm),
-                     LOSSYNET_OK);
+    assert_int_equal(ln_comm_open(&world, &settings, ln_link_mpi_open, &comm), LOSSYNET_OK);
     assert_int_equal(lossynet_all_gather(comm, &mine, all, sizeof mine), LOSSYNET_LINK);
     assert_int_equal(lossynet_all_gather(comm, &mine, all, sizeof mine), LOSSYNET_LINK);
     lossynet_close(comm);

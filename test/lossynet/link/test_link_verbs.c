@@ -62,9 +62,8 @@ static void test_open_without_a_port(void **state) {
     (void)state;
     struct ln_link *link = (struct ln_link *)&meeting;
     struct ln_link_settings settings = {
-        .world = {.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1},
-        .share = share,
-        .interface = "nowhere0:1",
+        .world = {.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1, .share = share},
+        .network.interface = "nowhere0:1",
     };
     pthread_barrier_init(&meeting.barrier, NULL, 1);
     capture_begin();
@@ -106,12 +105,12 @@ static void open_all(size_t payload_bytes, const char *odd) {
     pthread_barrier_init(&meeting.barrier, NULL, RANKS);
     for (int r = 0; r < RANKS; r++) {
         ranks[r].settings = (struct ln_link_settings){
-            .world = {.rank = r, .ranks = RANKS, .local_rank = r, .local_ranks = RANKS},
-            .share = share,
+            .world =
+                {.rank = r, .ranks = RANKS, .local_rank = r, .local_ranks = RANKS, .share = share},
             .run = 0x1234567890abcdefu,
             .payload_bytes = payload_bytes,
-            .interface = odd && r == 2 ? odd : INTERFACES,
-            .dscp = 1,
+            .network.interface = odd && r == 2 ? odd : INTERFACES,
+            .network.dscp = 1,
         };
         pthread_create(&ranks[r].thread, NULL, open_one, &ranks[r]);
     }
