@@ -348,8 +348,8 @@ void lossynet_option_reset(const struct lossynet_option *option, void *values); 
 bool lossynet_option_is_automatic(const struct lossynet_option *option);        /* may be `auto` */
 bool lossynet_option_is_pair(const struct lossynet_option *option);
 
-/* Settings from options, for `ranks` ranks. The caller adds what is not in the table: groups, buckets,
- * functions. */
+/* Settings from options, for `ranks` ranks. Leaves what is not in the table to the caller: groups,
+ * buckets, functions. */
 void lossynet_options_apply(const struct lossynet_options *options, int ranks,
                             struct lossynet_settings *out);
 

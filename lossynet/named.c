@@ -13,33 +13,21 @@ enum { OPTIONS_MOST = 64 }; /* the table has no more */
 
 struct lossynet_named {
     struct lossynet_options options;
-    struct lossynet_settings settings;
-    int buckets;
+    struct lossynet_settings settings; /* what is not among the options stays in them */
     size_t *bucket_elements;
-    const struct lossynet_rule *rule;
-    const size_t *shard_elements;
-    struct lossynet_tensor *tensor; /* [tensors]; names are own copies */
-    int tensors;
-    char *text[OPTIONS_MOST]; /* the value of each option, as it was given */
+    struct lossynet_tensor *tensor; /* names are own copies */
+    char *text[OPTIONS_MOST];       /* the value of each option, as it was given */
 };
-
-static int find(const char *name) {
-    const char *other;
-    for (int i = 0; (other = lossynet_named_name(i)) != NULL; i++)
-        if (strcmp(other, name) == 0) return i;
-    return -1;
-}
 
 lossynet_status lossynet_named_set(struct lossynet_named *named, const char *name,
                                    const char *value) {
     LN_EXPECT(NULL, named && name && value, LN_NO_TEXT);
-    const int i = find(name);
+    const struct lossynet_option *option = lossynet_option_named(name);
     char wrong[512];
-    if (i < 0) return ln_refuse("there is no setting '%s'", name);
+    if (!option) return ln_refuse("there is no setting '%s'", name);
     char *text = strdup(value);
     if (!text) return ln_fail(LOSSYNET_NO_MEMORY, "no memory for the setting %s", name);
     struct lossynet_options changed = named->options;
-    const struct lossynet_option *option = lossynet_option_at(i);
     if (option->kind == LOSSYNET_OPTION_TEXT && !*value && !option->initial) {
         *(const char **)((char *)&changed + option->offset) = NULL;
     } else if (!lossynet_option_set(option, &changed, text, wrong, sizeof wrong)) {
@@ -48,15 +36,16 @@ lossynet_status lossynet_named_set(struct lossynet_named *named, const char *nam
         return LOSSYNET_INVALID;
     }
     named->options = changed;
-    free(named->text[i]);
-    named->text[i] = text;
+    char **kept = &named->text[option - lossynet_option_at(0)];
+    free(*kept);
+    *kept = text;
     return LOSSYNET_OK;
 }
 
 const char *lossynet_named_get(const struct lossynet_named *named, const char *name) {
     LN_DEMAND(NULL, named && name, LN_NO_TEXT);
-    const int i = find(name);
-    return i < 0 ? NULL : named->text[i];
+    const struct lossynet_option *option = lossynet_option_named(name);
+    return option ? named->text[option - lossynet_option_at(0)] : NULL;
 }
 
 const char *lossynet_named_name(int index) {
@@ -75,7 +64,8 @@ struct lossynet_named *lossynet_named_open(int buckets, const size_t *bucket_ele
         return NULL;
     }
     if (buckets > 0) memcpy(named->bucket_elements, bucket_elements, bytes);
-    named->buckets = buckets;
+    named->settings.buckets = buckets;
+    named->settings.bucket_elements = named->bucket_elements;
     const struct lossynet_option *option;
     for (int i = 0; (option = lossynet_option_at(i)) != NULL; i++) {
         lossynet_option_reset(option, &named->options);
@@ -91,41 +81,35 @@ struct lossynet_named *lossynet_named_open(int buckets, const size_t *bucket_ele
 lossynet_status lossynet_named_tensor(struct lossynet_named *named, const char *name, size_t first,
                                       size_t count) {
     LN_EXPECT(NULL, named && name, LN_NO_TEXT);
-    const size_t bytes = (size_t)(named->tensors + 1) * sizeof *named->tensor;
+    const size_t bytes = (size_t)(named->settings.tensor_count + 1) * sizeof *named->tensor;
     struct lossynet_tensor *more = realloc(named->tensor, bytes);
-    if (more) named->tensor = more;
+    if (more) named->settings.tensors = named->tensor = more;
     char *copy = more ? strdup(name) : NULL;
     if (!copy) return ln_fail(LOSSYNET_NO_MEMORY, "no memory for the name of a tensor");
-    named->tensor[named->tensors++] = (struct lossynet_tensor){copy, first, count};
+    named->tensor[named->settings.tensor_count++] = (struct lossynet_tensor){copy, first, count};
     return LOSSYNET_OK;
 }
 
 void lossynet_named_rule(struct lossynet_named *named, const struct lossynet_rule *rule) {
     LN_DEMAND(NULL, named, LN_NO_TEXT);
-    named->rule = rule;
+    named->settings.rule = rule;
 }
 
 void lossynet_named_shards(struct lossynet_named *named, const size_t *shard_elements) {
     LN_DEMAND(NULL, named, LN_NO_TEXT);
-    named->shard_elements = shard_elements;
+    named->settings.shard_elements = shard_elements;
 }
 
 const struct lossynet_settings *lossynet_named_settings(struct lossynet_named *named, int ranks) {
     LN_DEMAND(NULL, named, LN_NO_TEXT);
     lossynet_options_apply(&named->options, ranks, &named->settings);
-    named->settings.buckets = named->buckets;
-    named->settings.bucket_elements = named->bucket_elements;
-    named->settings.rule = named->rule;
-    named->settings.shard_elements = named->shard_elements;
-    named->settings.tensors = named->tensor;
-    named->settings.tensor_count = named->tensors;
     return &named->settings;
 }
 
 void lossynet_named_close(struct lossynet_named *named) {
     if (!named) return;
     for (int i = 0; i < OPTIONS_MOST; i++) free(named->text[i]);
-    for (int t = 0; t < named->tensors; t++) free((char *)named->tensor[t].name);
+    for (int t = 0; t < named->settings.tensor_count; t++) free((char *)named->tensor[t].name);
     free(named->tensor);
     free(named->bucket_elements);
     free(named);

@@ -324,7 +324,6 @@ double lossynet_wire_bytes(lossynet_wire_dtype dtype, lossynet_phase phase) {
 
 void lossynet_options_apply(const struct lossynet_options *o, int ranks,
                             struct lossynet_settings *s) {
-    memset(s, 0, sizeof *s);
     s->workers = o->workers ? o->workers : ranks;
     s->packet_bytes = (size_t)o->packet_bytes;
     s->wire_dtype = lossynet_options_wire(o);
@@ -345,6 +344,7 @@ void lossynet_options_apply(const struct lossynet_options *o, int ranks,
     s->record_loss = o->record_loss;
     s->link = (lossynet_link_kind)o->link;
     s->network.interface = o->interface;
+    memset(s->network.ports, 0, sizeof s->network.ports);
     if (o->port_range) ln_port_parse(o->port_range, s->network.ports);
     s->network.pace_gbps = o->pace_gbps;
     s->network.loss_budget = o->loss_budget;

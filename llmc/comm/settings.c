@@ -102,7 +102,7 @@ static bool deadline_fits(const struct options *o) {
 
 struct lossynet_settings comm_settings(const struct options *o, const struct param_layout *l,
                                        int workers, int ranks, bool on_device) {
-    struct lossynet_settings s;
+    struct lossynet_settings s = {0};
     lossynet_options_apply(&o->net, ranks_at_most(o, ranks), &s);
     s.workers = workers;
     s.loss.steps = (uint64_t)o->steps;

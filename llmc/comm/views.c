@@ -198,7 +198,7 @@ static int listen_at(void *context, const char *address) {
     char here[96];
     int port;
     snprintf(here, sizeof here, "%s%s%s:0", bare ? "[" : "", address, bare ? "]" : "");
-    struct lossynet_settings s;
+    struct lossynet_settings s = {0};
     lossynet_options_apply(&v->options->net, 1, &s);
     return lossynet_rendezvous_listen(here, s.network.ports, &v->listener, &port) ? -1 : port;
 }
