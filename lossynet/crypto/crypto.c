@@ -116,33 +116,20 @@ static EVP_CIPHER_CTX *cipher_open(const uint8_t *key, bool seals) {
     return NULL;
 }
 
-static void nonce_of(uint64_t counter, uint8_t *nonce) {
-    memset(nonce, 0, NONCE_BYTES);
+/* Encrypts or decrypts a payload, by what the cipher was opened for, and makes or checks the tag.
+ * */
+static bool cipher_run(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_t *header,
+                       const uint8_t *in, int bytes, uint8_t *out, uint8_t *tag) {
+    uint8_t nonce[NONCE_BYTES] = {0};
+    const bool seals = EVP_CIPHER_CTX_is_encrypting(cipher);
+    int n;
     wire_put(nonce + NONCE_BYTES - COUNTER_BYTES, counter, COUNTER_BYTES);
-}
-
-static bool cipher_seal(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_t *clear,
-                        int clear_bytes, const uint8_t *in, int bytes, uint8_t *out, uint8_t *tag) {
-    uint8_t nonce[NONCE_BYTES];
-    int n;
-    nonce_of(counter, nonce);
-    return EVP_EncryptInit_ex(cipher, NULL, NULL, NULL, nonce) == 1 &&
-           EVP_EncryptUpdate(cipher, NULL, &n, clear, clear_bytes) == 1 &&
-           (bytes == 0 || EVP_EncryptUpdate(cipher, out, &n, in, bytes) == 1) &&
-           EVP_EncryptFinal_ex(cipher, out, &n) == 1 &&
-           EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_GET_TAG, TAG_BYTES, tag) == 1;
-}
-
-static bool cipher_unseal(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_t *clear,
-                          int clear_bytes, uint8_t *payload, int bytes, const uint8_t *tag) {
-    uint8_t nonce[NONCE_BYTES];
-    int n;
-    nonce_of(counter, nonce);
-    return EVP_DecryptInit_ex(cipher, NULL, NULL, NULL, nonce) == 1 &&
-           EVP_DecryptUpdate(cipher, NULL, &n, clear, clear_bytes) == 1 &&
-           (bytes == 0 || EVP_DecryptUpdate(cipher, payload, &n, payload, bytes) == 1) &&
-           EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_SET_TAG, TAG_BYTES, (void *)tag) == 1 &&
-           EVP_DecryptFinal_ex(cipher, payload, &n) == 1;
+    return EVP_CipherInit_ex(cipher, NULL, NULL, NULL, nonce, -1) == 1 &&
+           EVP_CipherUpdate(cipher, NULL, &n, header, WIRE_HEADER_BYTES) == 1 &&
+           (bytes == 0 || EVP_CipherUpdate(cipher, out, &n, in, bytes) == 1) &&
+           (seals || EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_SET_TAG, TAG_BYTES, tag) == 1) &&
+           EVP_CipherFinal_ex(cipher, out, &n) == 1 &&
+           (!seals || EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_GET_TAG, TAG_BYTES, tag) == 1);
 }
 
 /* ---- the exchange of keys ---- */
@@ -356,8 +343,8 @@ void ln_secure_seal(struct ln_secure *secure, int to, const uint8_t *header, con
     uint64_t counter = target->counter++;
     uint8_t *trailer = out + length;
     wire_put(trailer, counter, COUNTER_BYTES);
-    if (cipher_seal(target->seal, counter, header, WIRE_HEADER_BYTES, payload, (int)length, out,
-                    trailer + COUNTER_BYTES))
+    if (cipher_run(target->seal, counter, header, payload, (int)length, out,
+                   trailer + COUNTER_BYTES))
         return;
     memset(out, 0, length + LOSSYNET_SECURE_BYTES); /* the plain payload must never be sent */
 }
@@ -387,8 +374,8 @@ ln_secure_verdict ln_secure_open_datagram(struct ln_secure *secure, int sender,
     length -= LOSSYNET_SECURE_BYTES;
     const uint64_t counter = wire_get(payload + length, COUNTER_BYTES);
     if (counter == UINT64_MAX) return LOSSYNET_SECURE_FORGED; /* no sender reaches it */
-    if (!cipher_unseal(from->open, counter, header, WIRE_HEADER_BYTES, payload, (int)length,
-                       payload + length + COUNTER_BYTES))
+    if (!cipher_run(from->open, counter, header, payload, (int)length, payload,
+                    payload + length + COUNTER_BYTES))
         return LOSSYNET_SECURE_FORGED;
     if (!is_new(from, counter)) return LOSSYNET_SECURE_REPLAYED;
     note(from, counter);

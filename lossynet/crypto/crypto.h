@@ -59,8 +59,9 @@ bool ln_key_read(const char *path, int rank, struct ln_key *key);
 bool ln_key_proof_of(const struct ln_key *key, const void *message, size_t bytes,
                      uint8_t proof[LOSSYNET_PROOF_BYTES]);
 
-/* Exchanges keys. Collective: calls the world's `share` three times. run: the same on all ranks. If it fails on
- * one rank it fails on all, unless there is no memory or `share` fails. Each rank logs one line.
+/* Exchanges keys. Collective: calls the world's `share` three times. run: the same on all ranks. If
+ * it fails on one rank it fails on all, unless there is no memory or `share` fails. Each rank logs
+ * one line.
  *   LOSSYNET_INVALID   the program was built without OpenSSL
  *   LOSSYNET_PROTOCOL  data of `share` were changed on their way, or ranks have different `run` or
  *                      contents of key_file (NULL: no file), or a rank cannot read key_file, or

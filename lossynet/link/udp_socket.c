@@ -157,29 +157,25 @@ static bool take_memory(struct udp_socket *s) {
     return true;
 }
 
+/* Sets the option of the socket's family. */
+static void set_option(const struct udp_socket *s, int fd, int v4, int v6, int value) {
+    const bool is_v4 = s->family == AF_INET;
+    setsockopt(fd, is_v4 ? IPPROTO_IP : IPPROTO_IPV6, is_v4 ? v4 : v6, &value, sizeof value);
+}
+
 /* Lets the kernel fragment datagrams, or not. With one fragment the whole datagram is lost, so we
- * allow it only if the path needs it. */
+ * allow it only if the path needs it. (The values of IPv6 are those of IPv4.) */
 static void allow_fragments(struct udp_socket *s, bool allowed) {
-    int v4 = allowed ? IP_PMTUDISC_WANT : IP_PMTUDISC_DO;
-    int v6 = allowed ? IPV6_PMTUDISC_WANT : IPV6_PMTUDISC_DO;
-    const int sockets[2] = {s->fd, s->other};
-    for (int i = 0; i < 2; i++) {
-        if (s->family == AF_INET)
-            setsockopt(sockets[i], IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
-        else
-            setsockopt(sockets[i], IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
-    }
+    const int how = allowed ? IP_PMTUDISC_WANT : IP_PMTUDISC_DO;
+    set_option(s, s->fd, IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, how);
+    set_option(s, s->other, IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, how);
     s->fragments = allowed;
 }
 
 void udp_socket_probe(struct udp_socket *s, bool on) {
-    const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
     allow_fragments(s, false);
     s->probes = on;
-    if (on && s->family == AF_INET)
-        setsockopt(s->fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
-    else if (on)
-        setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
+    if (on) set_option(s, s->fd, IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, IP_PMTUDISC_PROBE);
 }
 
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address,
@@ -210,10 +206,7 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
         return LOSSYNET_LINK;
     }
     allow_fragments(s, false);
-    if (family == AF_INET)
-        setsockopt(s->fd, IPPROTO_IP, IP_RECVERR, &one, sizeof one);
-    else
-        setsockopt(s->fd, IPPROTO_IPV6, IPV6_RECVERR, &one, sizeof one);
+    set_option(s, s->fd, IP_RECVERR, IPV6_RECVERR, 1);
     s->segmentation = setsockopt(s->fd, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment) == 0;
     setsockopt(s->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one); /* datagrams may come in one piece */
     s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE, BUFFER_BYTES);
