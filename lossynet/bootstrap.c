@@ -68,12 +68,6 @@ failed:
     return ln_fail(LOSSYNET_LINK, "MPI cannot tell this rank's place among the ranks");
 }
 
-lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
-    LN_EXPECT(NULL, world, "expected memory for a world, got NULL");
-    *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
-    return launcher_seen() ? join(argc, argv, world) : LOSSYNET_OK;
-}
-
 static lossynet_status share_by_mpi(const struct lossynet_world *world, void *all, size_t bytes) {
     int started = 0;
     MPI_Initialized(&started);
@@ -114,13 +108,11 @@ void lossynet_shutdown(int exit_code) {
 
 #else
 
-lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
-    (void)argc, (void)argv;
-    LN_EXPECT(NULL, world, "expected memory for a world, got NULL");
-    *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
+static lossynet_status join(int *argc, char ***argv, struct lossynet_world *world) {
+    (void)argc, (void)argv, (void)world;
     /* Several processes that each act as the only rank would overwrite each other's files. */
     const char *names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
-    for (size_t i = 0; launcher_seen() && i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *size = getenv(names[i]);
         if (size && atoi(size) > 1)
             return ln_fail(
@@ -145,6 +137,12 @@ void lossynet_shutdown(int exit_code) {
 }
 
 #endif
+
+lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
+    LN_EXPECT(NULL, world, "expected memory for a world, got NULL");
+    *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
+    return launcher_seen() ? join(argc, argv, world) : LOSSYNET_OK;
+}
 
 lossynet_status ln_bootstrap_share(void *context, const struct lossynet_world *world, void *all,
                                    size_t bytes) {

@@ -318,10 +318,7 @@ void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, si
     COMM_DEMAND(comm, COMM_WORKER(comm, worker));
     COMM_DEMAND(comm, COMM_BUCKET(comm, bucket));
     COMM_DEMAND(comm, offset && count, LN_NO_OUTPUT);
-    const size_t *start =
-        comm->partition.shard_element + (size_t)bucket * comm->workers.count + worker;
-    *offset = start[0];
-    *count = start[1] - start[0];
+    ln_shard_span(&comm->partition, worker, bucket, offset, count);
 }
 
 void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size) {

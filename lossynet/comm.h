@@ -8,8 +8,8 @@
 
 #define LN_NO_SETTINGS "expected a world, settings and memory for what is returned, got NULL"
 
-/* lossynet_open in a world that has a `share`, over a link of the caller's choice, or of the settings where that
- * is NULL. With one rank no link is opened. */
+/* lossynet_open in a world that has a `share`, over a link of the caller's choice, or of the
+ * settings where that is NULL. With one rank no link is opened. */
 lossynet_status ln_comm_open(const struct lossynet_world *world,
                              const struct lossynet_settings *settings, ln_link_open link_open,
                              struct lossynet_comm **out);

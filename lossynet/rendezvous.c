@@ -573,19 +573,14 @@ static lossynet_status meet_root(struct rendezvous *r, const struct lossynet_mee
 
 lossynet_status lossynet_rendezvous_listen(const char *address, const int ports[2], int *listener,
                                            int *port) {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } bound;
+    struct sockaddr_storage bound = {0};
     socklen_t bytes = sizeof bound;
-    memset(&bound, 0, sizeof bound);
     LN_EXPECT(NULL, address && ports && listener && port,
               "expected an address, ports, and memory for a socket and a port, got NULL");
     *listener = listen_at(address, ports);
     if (*listener < 0) return LOSSYNET_LINK;
-    getsockname(*listener, &bound.any, &bytes);
-    *port = ntohs(bound.any.sa_family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port);
+    getsockname(*listener, (struct sockaddr *)&bound, &bytes);
+    *port = ntohs(((const struct sockaddr_in *)&bound)->sin_port); /* also that of IPv6 */
     return LOSSYNET_OK;
 }
 

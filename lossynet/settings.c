@@ -5,23 +5,16 @@
 #include <math.h>
 
 const char *lossynet_status_string(lossynet_status status) {
-    switch (status) {
-    case LOSSYNET_OK:
-        return "success";
-    case LOSSYNET_INVALID:
-        return "invalid argument or setting";
-    case LOSSYNET_NO_MEMORY:
-        return "out of memory";
-    case LOSSYNET_LINK:
-        return "the link between ranks failed";
-    case LOSSYNET_PROTOCOL:
-        return "a peer broke the protocol";
-    case LOSSYNET_FILE:
-        return "a file could not be read";
-    case LOSSYNET_ELSEWHERE:
-        return "another rank waits in another collective call";
-    }
-    return "unknown status";
+    static const char *const texts[] = {
+        [LOSSYNET_OK] = "success",
+        [LOSSYNET_INVALID] = "invalid argument or setting",
+        [LOSSYNET_NO_MEMORY] = "out of memory",
+        [LOSSYNET_LINK] = "the link between ranks failed",
+        [LOSSYNET_PROTOCOL] = "a peer broke the protocol",
+        [LOSSYNET_FILE] = "a file could not be read",
+        [LOSSYNET_ELSEWHERE] = "another rank waits in another collective call",
+    };
+    return (size_t)status < sizeof texts / sizeof *texts ? texts[status] : "unknown status";
 }
 
 /* ---- names ---- */

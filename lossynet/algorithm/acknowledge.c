@@ -99,8 +99,7 @@ lossynet_status ln_acknowledge(struct lossynet_comm *comm, lossynet_phase phase)
     memcpy(in + in_offset[rank], out + out_offset[rank], out_offset[rank + 1] - out_offset[rank]);
     if (comm->transport) {
         lossynet_status status =
-            came ? ln_transport_swap_pulse(comm->transport, out, out_offset, in, in_offset, came)
-                 : ln_transport_swap(comm->transport, out, out_offset, in, in_offset);
+            ln_transport_swap(comm->transport, out, out_offset, in, in_offset, came);
         if (!status && asks) status = ask(comm, in, in_offset, came);
         if (status) return status;
     }
@@ -133,7 +132,7 @@ lossynet_status ln_acknowledge_settle(struct lossynet_comm *comm) {
     struct ln_acks *acks = &comm->arrivals.acks;
     if (!acks->due) return LOSSYNET_OK;
     lossynet_status status = ln_transport_swap(comm->transport, acks->own_bits, acks->own_offset,
-                                               acks->other_bits, acks->other_offset);
+                                               acks->other_bits, acks->other_offset, NULL);
     if (!status) end_later(comm);
     return status;
 }
@@ -153,7 +152,7 @@ lossynet_status ln_acknowledge_gather(struct lossynet_comm *comm, void *all, siz
         in_offset[r] += (size_t)r * part;
     }
     lossynet_status status =
-        ln_transport_swap(comm->transport, acks->out, out_offset, acks->in, in_offset);
+        ln_transport_swap(comm->transport, acks->out, out_offset, acks->in, in_offset, NULL);
     for (int r = 0; r <= ranks; r++) {
         out_offset[r] -= (size_t)r * part;
         in_offset[r] -= (size_t)r * part;

@@ -110,10 +110,12 @@ void ln_arrivals_open(struct lossynet_comm *comm);
 void ln_arrivals_close(struct lossynet_comm *comm);
 /* Before a phase opens: notes that only workers' own packets have arrived. */
 void ln_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
-/* Counts the packets that local worker v expected from others in a phase that has ended, and those
- * that arrived. Also adds them to `total`, so call it once for each phase. */
-void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
-                       uint64_t *expected, uint64_t *arrived);
+/* Adds to all counts what local worker v expected from others in a phase that has ended, what
+ * arrived, and the bytes that it sent. Call it once for each phase. */
+void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v);
+/* Packets that have arrived become fresh. All others that the worker does not own become older by
+ * `steps`. */
+void ln_arrivals_age(const struct lossynet_comm *comm, int v, uint64_t steps);
 /* If a trace is written, writes what arrived in a phase that has just ended. */
 lossynet_status ln_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase, uint64_t step);
 /* This thread's scratch memory. */
@@ -158,7 +160,6 @@ union ln_senders { /* by vector_dtype */
 
 struct ln_rule { /* rule.c */
     struct lossynet_rule functions;
-    int *sent; /* [V]: buckets of the present gradient that `send` has seen */
     /* for one call of `average`: [N][largest_shard_packets], [N], and a shard */
     uint8_t *arrived;
     float *carried;
@@ -194,8 +195,7 @@ lossynet_status ln_rule_check(const struct lossynet_settings *settings);
 void ln_rule_open(struct lossynet_comm *comm, const struct lossynet_rule *rule);
 uint64_t
 ln_rule_fingerprint(const struct lossynet_rule *rule); /* of what must be alike on all ranks */
-/* A new gradient; and its buckets up to `bucket`, of local worker v, are about to leave. */
-void ln_rule_send_begin(struct lossynet_comm *comm);
+/* The buckets of local worker v's gradient up to `bucket` are about to leave. */
 void ln_rule_send(struct lossynet_comm *comm, int v, float *vector, int bucket);
 /* Averages what local worker v owns of a bucket. */
 void ln_rule_average(const struct lossynet_comm *comm, float *const *vectors, int v, int bucket);
@@ -256,8 +256,6 @@ void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *c
  * workers. */
 void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets);
 void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase);
-/* How many buckets of local worker v are ready in the GRADIENT phase. */
-int ln_exchange_next(const struct lossynet_comm *comm, int v);
 /* Whether so many buckets of all local workers are ready. Then they hold what was written before. */
 bool ln_exchange_is_ready(const struct lossynet_comm *comm, lossynet_phase phase, int buckets);
 
@@ -377,8 +375,7 @@ struct ln_feedback {
      * times what is added. So what is lost is rounded at random, with numbers that depend on (seed,
      * step, worker, element). */
     uint16_t *residual;
-    uint64_t step; /* whose packets senders are told about */
-    int *added;    /* [V]: buckets of the present vector to which the residual is added */
+    uint64_t step;                  /* whose packets senders are told about */
     struct lossynet_lateness *late; /* [V]: of the last phase's averages */
     bool *alone; /* [N]: the worker had no gradient in the last phase and sent its residual alone */
 };
@@ -582,10 +579,9 @@ struct ln_stats {
 
 /* Failures are only noted in pool.out_of_memory. Call it after ln_drift_open. */
 void ln_aside_open(struct lossynet_comm *comm);
-/* Exchanges everything that was put aside. */
-lossynet_status ln_aside_gather(struct lossynet_comm *comm);
-/* The same in a pulse, which does not wait for late ranks: their parts keep their old values. */
-lossynet_status ln_aside_pulse(struct lossynet_comm *comm);
+/* Exchanges everything that was put aside. In a pulse, which does not wait for late ranks, their
+ * parts keep their old values. */
+lossynet_status ln_aside_exchange(struct lossynet_comm *comm, bool pulse);
 /* Whether there is room to put another `part` bytes of this rank aside. */
 bool ln_aside_fits(const struct lossynet_comm *comm, size_t part);
 /* Gathers parts of `part` bytes, in place. What owners have to tell senders goes with them, if there
@@ -662,6 +658,13 @@ static inline int ln_threads_for_workers(const struct lossynet_comm *comm) {
 
 static inline bool ln_is_local(const struct lossynet_comm *comm, int worker) {
     return worker >= comm->workers.first && worker < comm->workers.first + comm->workers.local;
+}
+
+/* How many buckets of local worker v are ready in the GRADIENT phase. To the others no residual is
+ * added yet. */
+static inline int ln_exchange_next(const struct lossynet_comm *comm, int v) {
+    const int *ready = comm->exchange.source[LOSSYNET_GRADIENT].ready;
+    return comm->transport ? __atomic_load_n(&ready[v], __ATOMIC_ACQUIRE) : 0;
 }
 
 /* Where arrays of struct ln_arrivals hold the link between local worker v and another one.

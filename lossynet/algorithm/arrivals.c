@@ -20,14 +20,11 @@ void ln_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase) {
 }
 
 /* Counts a link's packets of a bucket, and returns how many arrived. */
-static uint64_t count_bucket(const struct lossynet_comm *comm, lossynet_phase phase, int v,
-                             int bucket, int owner, const uint8_t *link) {
-    const int buckets = comm->partition.buckets;
-    const int of = phase == LOSSYNET_GRADIENT ? comm->steps.current : comm->steps.of_broadcast;
-    struct lossynet_bucket *count =
-        &comm->stats.buckets[of][(size_t)v * (size_t)buckets + (size_t)bucket];
-    const size_t *row =
-        comm->partition.owner_packet + (size_t)owner * (size_t)(buckets + 1) + bucket;
+static uint64_t count_bucket(const struct lossynet_comm *comm, lossynet_phase phase,
+                             struct lossynet_bucket *count, int bucket, int owner,
+                             const uint8_t *link) {
+    const size_t *row = comm->partition.owner_packet +
+                        (size_t)owner * (size_t)(comm->partition.buckets + 1) + bucket;
     uint64_t there = 0;
     for (size_t k = row[0]; k < row[1]; k++) there += link[k];
     count->expected[phase] += row[1] - row[0];
@@ -35,22 +32,47 @@ static uint64_t count_bucket(const struct lossynet_comm *comm, lossynet_phase ph
     return there;
 }
 
-void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
-                       uint64_t *expected, uint64_t *arrived) {
-    *expected = *arrived = 0;
-    for (int sender = 0; sender < comm->workers.count; sender++) {
+void ln_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
+    const struct ln_partition *partition = &comm->partition;
+    const bool gradient = phase == LOSSYNET_GRADIENT;
+    const int of = gradient ? comm->steps.current : comm->steps.of_broadcast;
+    const int worker = comm->workers.first + v;
+    struct lossynet_counters *counters = &comm->stats.counters[of][v];
+    struct lossynet_bucket *buckets = comm->stats.buckets[of] + (size_t)v * partition->buckets;
+    for (int other = 0; other < comm->workers.count; other++) {
         size_t n;
-        const uint8_t *link = ln_arrived(comm, phase, v, sender, &n);
-        if (sender == comm->workers.first + v) continue;
-        const int owner = phase == LOSSYNET_GRADIENT ? comm->workers.first + v : sender;
+        const uint8_t *link = ln_arrived(comm, phase, v, other, &n);
+        if (other == worker) continue;
         uint64_t there = 0;
-        for (int b = 0; n > 0 && b < comm->partition.buckets; b++)
-            there += count_bucket(comm, phase, v, b, owner, link);
-        struct ln_total *total = &comm->arrivals.total[(size_t)v * comm->workers.count + sender];
+        for (int b = 0; n > 0 && b < partition->buckets; b++)
+            there += count_bucket(comm, phase, &buckets[b], b, gradient ? worker : other, link);
+        struct ln_total *total = &comm->arrivals.total[(size_t)v * comm->workers.count + other];
         total->expected += n;
         total->arrived += there;
-        *expected += n;
-        *arrived += there;
+        counters->expected[phase] += n;
+        counters->arrived[phase] += there;
+        if (ln_is_link(comm, phase, worker, other))
+            counters->bytes[phase] += partition->owner_bytes[phase][gradient ? other : worker];
+        if (gradient) continue;
+        comm->stats.totals[v].expected += n;
+        comm->stats.totals[v].arrived += there;
+    }
+}
+
+void ln_arrivals_age(const struct lossynet_comm *comm, int v, uint64_t steps) {
+    const struct ln_partition *partition = &comm->partition;
+    uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
+    for (int owner = 0; owner < comm->workers.count; owner++) {
+        if (!ln_is_partner(partition, comm->workers.first + v, owner)) continue;
+        size_t n;
+        const uint8_t *arrived = ln_arrived(comm, LOSSYNET_PARAMETER, v, owner, &n);
+        for (int b = 0; b < partition->buckets; b++) {
+            const size_t *shard = partition->shard_packet + (size_t)b * comm->workers.count + owner;
+            for (size_t p = shard[0]; p < shard[1]; p++) {
+                const bool fits = age[p] < UINT32_MAX - steps;
+                age[p] = *arrived++ ? 0 : fits ? age[p] + (uint32_t)steps : UINT32_MAX;
+            }
+        }
     }
 }
 

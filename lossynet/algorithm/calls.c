@@ -8,9 +8,8 @@ lossynet_status ln_vectors_check(const struct lossynet_comm *comm, float *const 
         return ln_call_wrong(comm ? &comm->resources.log : NULL, false, function, "%s",
                              comm ? LN_NO_VECTORS : LN_NO_COMM);
     if (!comm->resources.bf16 || comm->resources.shard) return LOSSYNET_OK;
-    ln_log_at(&comm->resources.log,
-              "vectors of bf16: expected lossynet_shards before the first phase");
-    return LOSSYNET_INVALID;
+    return ln_fail_at(&comm->resources.log, LOSSYNET_INVALID,
+                      "vectors of bf16: expected lossynet_shards before the first phase");
 }
 
 lossynet_status ln_phase_check(const struct lossynet_comm *comm, float *const *vectors,

@@ -535,7 +535,7 @@ lossynet_status ln_drift_settle(struct lossynet_comm *comm) {
         return LOSSYNET_OK;
     struct ln_ages ages;
     lossynet_status status = gather_ages(comm);
-    if (!status) status = ln_aside_gather(comm);
+    if (!status) status = ln_aside_exchange(comm, false);
     if (status) return status;
     comm->steps.unmeasured = false;
     sum_ages(comm, &ages);

@@ -31,7 +31,6 @@ void ln_feedback_open(struct lossynet_comm *comm) {
     size_t local = (size_t)comm->workers.local;
     COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
     COMM_TAKE(comm, comm->feedback.mass, ln_links(comm, true));
-    COMM_TAKE(comm, comm->feedback.added, local);
     COMM_TAKE(comm, comm->feedback.late, local);
     COMM_TAKE(comm, comm->feedback.alone, (size_t)comm->workers.count);
     comm->feedback.share = 1;
@@ -55,11 +54,11 @@ void ln_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucke
     const float share = comm->feedback.share;
     const int worker = comm->workers.first + v;
     const bool instead = comm->feedback.unconfirmed.on && !ln_has_gradient(comm, worker);
-    for (int *b = &comm->feedback.added[v]; *b <= bucket; ++*b) {
+    for (int b = ln_exchange_next(comm, v); b <= bucket; b++) {
         for (int owner = 0; owner < comm->workers.count; owner++) {
             size_t offset, count;
             if (!ln_is_partner(partition, worker, owner)) continue;
-            ln_shard_span(partition, owner, *b, &offset, &count);
+            ln_shard_span(partition, owner, b, &offset, &count);
             add(vector + offset, residual + offset, count, share, instead);
         }
     }
@@ -164,10 +163,10 @@ void ln_feedback_count(struct lossynet_comm *comm) {
 void ln_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     /* Rounds what was sent to other ranks, too, so that residuals get the errors. */
     ln_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
-#pragma omp parallel for num_threads(ln_threads_for_workers(comm)) schedule(static)
-    for (int v = 0; v < comm->workers.local; v++) {
-        if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
-        comm->feedback.added[v] = 0;
+    if (comm->feedback.unconfirmed.on) {
+        ln_unconfirmed_keep(comm, vectors);
+        return;
     }
-    if (comm->feedback.unconfirmed.on) ln_unconfirmed_keep(comm, vectors);
+#pragma omp parallel for num_threads(ln_threads_for_workers(comm)) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) keep(comm, v, vectors[v]);
 }

@@ -52,10 +52,6 @@ void ln_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, 
     ln_transport_wake(comm->transport);
 }
 
-int ln_exchange_next(const struct lossynet_comm *comm, int v) {
-    return __atomic_load_n(&comm->exchange.source[LOSSYNET_GRADIENT].ready[v], __ATOMIC_ACQUIRE);
-}
-
 bool ln_exchange_is_ready(const struct lossynet_comm *comm, lossynet_phase phase, int buckets) {
     for (int v = 0; v < comm->workers.local; v++)
         if (__atomic_load_n(&comm->exchange.source[phase].ready[v], __ATOMIC_ACQUIRE) < buckets)

@@ -30,12 +30,10 @@ lossynet_status ln_gather(struct lossynet_comm *comm, void *all, size_t part) {
     lossynet_status status = ln_acknowledge_settle(comm);
     if (status) return status;
     offsets(comm, part);
-    return ln_transport_gather(comm->transport, all, comm->stats.gather_offset);
+    return ln_transport_gather(comm->transport, all, comm->stats.gather_offset, NULL);
 }
 
-/* Exchanges everything that was put aside. In a pulse, the parts of late ranks keep their old
- * values. */
-static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
+lossynet_status ln_aside_exchange(struct lossynet_comm *comm, bool pulse) {
     struct ln_aside *aside = &comm->stats.aside;
     const size_t part = aside->bytes;
     const int count = aside->count;
@@ -46,8 +44,8 @@ static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
     lossynet_status status;
     if (pulse) {
         offsets(comm, part);
-        status = ln_transport_pulse(comm->transport, aside->together, comm->stats.gather_offset,
-                                    aside->came);
+        status = ln_transport_gather(comm->transport, aside->together, comm->stats.gather_offset,
+                                     aside->came);
     } else {
         status = ln_gather(comm, aside->together, part);
     }
@@ -69,10 +67,6 @@ bool ln_aside_fits(const struct lossynet_comm *comm, size_t part) {
            aside->bytes + part <= aside->room * (size_t)comm->workers.local;
 }
 
-lossynet_status ln_aside_gather(struct lossynet_comm *comm) {
-    return exchange_aside(comm, false);
-}
-
 /* Puts a gather aside, for which there is room. part: the bytes of a rank. */
 static void put_aside(struct lossynet_comm *comm, const void *mine, void *all, size_t part) {
     struct ln_aside *aside = &comm->stats.aside;
@@ -85,7 +79,7 @@ static lossynet_status gather(struct lossynet_comm *comm, const void *mine, void
                               size_t part) {
     const bool joins = comm->stats.aside.count && ln_aside_fits(comm, part);
     if (joins) put_aside(comm, mine, all, part);
-    lossynet_status status = ln_aside_gather(comm);
+    lossynet_status status = ln_aside_exchange(comm, false);
     if (status || joins) return status;
     memcpy((char *)all + part * (size_t)comm->world.rank, mine, part);
     return comm->transport ? ln_gather(comm, all, part) : LOSSYNET_OK;
@@ -135,9 +129,5 @@ lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const
     const size_t rank = (size_t)comm->world.rank, own = out_offset[rank + 1] - out_offset[rank];
     if (own) memcpy((char *)in + in_offset[rank], (const char *)out + out_offset[rank], own);
     if (!comm->transport) return LOSSYNET_OK;
-    return ln_transport_swap(comm->transport, out, out_offset, in, in_offset);
-}
-
-lossynet_status ln_aside_pulse(struct lossynet_comm *comm) {
-    return exchange_aside(comm, true);
+    return ln_transport_swap(comm->transport, out, out_offset, in, in_offset, NULL);
 }

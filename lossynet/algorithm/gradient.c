@@ -203,25 +203,10 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
     }
 }
 
-/* Adds this call's packets and bytes to the counters. */
-static void count(struct lossynet_comm *comm, int v) {
-    uint64_t expected, arrived;
-    ln_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
-    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
-    counters->expected[LOSSYNET_GRADIENT] += expected;
-    counters->arrived[LOSSYNET_GRADIENT] += arrived;
-    const struct ln_partition *partition = &comm->partition;
-    const int worker = comm->workers.first + v;
-    for (int owner = 0; owner < comm->workers.count; owner++)
-        if (owner != worker && ln_is_partner(partition, worker, owner))
-            counters->bytes[LOSSYNET_GRADIENT] += partition->owner_bytes[LOSSYNET_GRADIENT][owner];
-}
-
 static lossynet_status begin(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     lossynet_status status = ln_acknowledge_settle(comm);
     if (status) return status;
     if (comm->transport) ln_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
-    ln_rule_send_begin(comm);
     comm->steps.reducing = true;
     comm->averaging.vectors = vectors;
     comm->averaging.lossless = lossless;
@@ -256,8 +241,8 @@ lossynet_status lossynet_bucket_ready(struct lossynet_comm *comm, int worker, in
     const int v = worker - comm->workers.first, next = ln_exchange_next(comm, v);
     COMM_EXPECT(comm, bucket == next, "bucket %d of worker %d: expected bucket %d: ascending order",
                 bucket, worker, next);
-    ln_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
-    ln_rule_send(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
+    ln_feedback_add(comm, v, comm->averaging.vectors[v], bucket);
+    ln_rule_send(comm, v, comm->averaging.vectors[v], bucket);
     ln_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
     return LOSSYNET_OK;
 }
@@ -265,7 +250,7 @@ lossynet_status lossynet_bucket_ready(struct lossynet_comm *comm, int worker, in
 /* Counts the packets when the phase is over. */
 static void account(struct lossynet_comm *comm) {
 #pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
-    for (int v = 0; v < comm->workers.local; v++) count(comm, v);
+    for (int v = 0; v < comm->workers.local; v++) ln_arrivals_count(comm, LOSSYNET_GRADIENT, v);
 }
 
 /* Averages all shards in vectors that the host cannot access. */

@@ -74,7 +74,7 @@ lossynet_status ln_names_open(struct lossynet_comm *comm,
     struct ln_names *names = &comm->arrivals.names;
     const lossynet_status parsed = ln_repair_at_parse(&names->rounds, settings);
     if (parsed) return parsed;
-    if (!ln_at_has_names(&comm->loss.at) && !ln_at_has_names(&names->rounds)) return LOSSYNET_OK;
+    if (!comm->loss.at.names && !names->rounds.names) return LOSSYNET_OK;
     COMM_TAKE(comm, names->packet, comm->partition.packets);
     COMM_TAKE(comm, names->mask,
               (size_t)comm->resources.threads * comm->partition.largest_owner_packets);
@@ -122,7 +122,7 @@ void ln_names_mask(const struct lossynet_comm *comm, const struct ln_loss *loss,
                    uint8_t *mask) {
     const uint64_t step = comm->steps.step;
     ln_loss_mask(loss, phase, step, sender, receiver, n, chain, mask);
-    if (!comm->arrivals.names.packet || !ln_at_has_names(&loss->at)) return;
+    if (!comm->arrivals.names.packet || !loss->at.names) return;
     const uint8_t *class_of = classes_of(comm, phase == LOSSYNET_GRADIENT ? receiver : sender);
     uint8_t *own = comm->arrivals.names.mask +
                    (size_t)omp_get_thread_num() * comm->partition.largest_owner_packets;

@@ -130,11 +130,11 @@ void ln_not_finite_log(struct lossynet_comm *comm) {
     struct lossynet_not_finite first;
     if (comm->stats.not_finite.asked || !comm->stats.not_finite.all || !find(comm, &first)) return;
     comm->stats.not_finite.asked = true;
-    ln_log_at(&comm->resources.log,
-              "element %zu of the %s of worker %d is %g: expected finite numbers below 2^63; what "
-              "it sends with such numbers is lost",
-              (size_t)first.element, first.phase == LOSSYNET_GRADIENT ? "gradient" : "parameters",
-              first.worker, (double)first.value);
+    ln_fail_at(&comm->resources.log, LOSSYNET_INVALID,
+               "element %zu of the %s of worker %d is %g: expected finite numbers below 2^63; what "
+               "it sends with such numbers is lost",
+               (size_t)first.element, first.phase == LOSSYNET_GRADIENT ? "gradient" : "parameters",
+               first.worker, (double)first.value);
 }
 
 /* ---- looking for a worker ---- */
@@ -186,9 +186,9 @@ lossynet_status lossynet_find_not_finite(struct lossynet_comm *comm, float *cons
     } *mine = ln_memory_take((size_t)comm->workers.local, sizeof *mine),
       *all = ln_memory_take((size_t)comm->workers.count, sizeof *all);
     bool sent = false;
-    status = mine && all ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
-    if (status)
-        ln_log_at(&comm->resources.log, "no memory to look for numbers that are not finite");
+    if (!mine || !all)
+        status = ln_fail_at(&comm->resources.log, LOSSYNET_NO_MEMORY,
+                            "no memory to look for numbers that are not finite");
     for (int v = 0; v < comm->workers.local && !status; v++) {
         mine[v].sent = state->all[comm->workers.first + v];
         look_at_worker(comm, v, vectors[v], &mine[v].sent, &mine[v].average);

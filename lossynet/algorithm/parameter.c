@@ -24,17 +24,17 @@ lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossyne
     const size_t shards = (size_t)comm->workers.local * (size_t)comm->partition.buckets;
     bool complete = shard && shards > 0;
     for (size_t i = 0; complete && i < shards; i++) complete = shard[i].average && shard[i].value;
+    const struct ln_log_target *log = &comm->resources.log;
     if (!complete)
-        ln_log_at(&comm->resources.log,
-                  "shards apart: expected memory for both averages and values");
-    else if (comm->resources.memory.copy)
-        ln_log_at(&comm->resources.log, "shards apart: expected vectors in the host's memory");
-    if (!complete || comm->resources.memory.copy) return LOSSYNET_INVALID;
+        return ln_fail_at(log, LOSSYNET_INVALID,
+                          "shards apart: expected memory for both averages and values");
+    if (comm->resources.memory.copy)
+        return ln_fail_at(log, LOSSYNET_INVALID,
+                          "shards apart: expected vectors in the host's memory");
     if (!comm->resources.shard) comm->resources.shard = malloc(shards * sizeof *shard);
-    if (!comm->resources.shard) {
-        ln_log_at(&comm->resources.log, "out of memory for the list of %zu shards", shards);
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!comm->resources.shard)
+        return ln_fail_at(log, LOSSYNET_NO_MEMORY, "out of memory for the list of %zu shards",
+                          shards);
     memcpy(comm->resources.shard, shard, shards * sizeof *shard);
     return LOSSYNET_OK;
 }
@@ -76,37 +76,6 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
 }
 
 /* ---- the phase ---- */
-
-/* Packets that have arrived become fresh. All other packets that the worker does not own become one
- * step older. */
-static void grow_older(const struct lossynet_comm *comm, int v) {
-    const struct ln_partition *partition = &comm->partition;
-    uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
-    for (int owner = 0; owner < comm->workers.count; owner++) {
-        if (!ln_is_partner(partition, comm->workers.first + v, owner)) continue;
-        size_t n;
-        const uint8_t *arrived = ln_arrived(comm, LOSSYNET_PARAMETER, v, owner, &n);
-        for (int b = 0; b < partition->buckets; b++) {
-            const size_t *shard = partition->shard_packet + (size_t)b * comm->workers.count + owner;
-            for (size_t p = shard[0]; p < shard[1]; p++)
-                age[p] = *arrived++ ? 0 : age[p] + (age[p] != UINT32_MAX);
-        }
-    }
-}
-
-static void count(struct lossynet_comm *comm, int v) {
-    const struct ln_partition *partition = &comm->partition;
-    uint64_t expected, arrived;
-    ln_arrivals_count(comm, LOSSYNET_PARAMETER, v, &expected, &arrived);
-    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.of_broadcast][v];
-    counters->expected[LOSSYNET_PARAMETER] += expected;
-    counters->arrived[LOSSYNET_PARAMETER] += arrived;
-    counters->bytes[LOSSYNET_PARAMETER] +=
-        partition->owner_bytes[LOSSYNET_PARAMETER][comm->workers.first + v] *
-        (uint64_t)(partition->groups.count - 1);
-    comm->stats.totals[v].expected += expected;
-    comm->stats.totals[v].arrived += arrived;
-}
 
 /* Copies packets between workers of the rank. The outer loop is over owners: all receivers read one
  * owner's shards while these are in the cache. */
@@ -171,8 +140,8 @@ static lossynet_status end(struct lossynet_comm *comm, bool repaired) {
     if (!repaired) ln_rounds_count(comm, LOSSYNET_PARAMETER);
 #pragma omp parallel for num_threads(ln_threads_for_marks(comm)) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
-        grow_older(comm, v);
-        count(comm, v);
+        ln_arrivals_age(comm, v, 1);
+        ln_arrivals_count(comm, LOSSYNET_PARAMETER, v);
     }
     comm->steps.unmeasured = true;
     ln_rule_receive(comm);
@@ -308,7 +277,7 @@ static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *v
     for (int r = 0; r <= comm->world.ranks; r++)
         comm->stats.gather_offset[r] =
             (start[(size_t)r * comm->workers.local] - start[0]) * sizeof *fresh;
-    return ln_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
+    return ln_transport_gather(comm->transport, fresh, comm->stats.gather_offset, NULL);
 }
 
 lossynet_status lossynet_gather_bucket(struct lossynet_comm *comm, float *const *vectors,

@@ -45,7 +45,6 @@ void ln_rule_open(struct lossynet_comm *comm, const struct lossynet_rule *rule) 
     const size_t packets = comm->partition.largest_shard_packets;
     const size_t workers = (size_t)comm->workers.count;
     own->functions = *rule;
-    COMM_TAKE(comm, own->sent, (size_t)comm->workers.local);
     if (rule->average) {
         COMM_TAKE(comm, own->arrived, packets * workers);
         COMM_TAKE(comm, own->carried, packets * workers);
@@ -61,18 +60,13 @@ uint64_t ln_rule_fingerprint(const struct lossynet_rule *rule) {
 
 /* ---- calls ---- */
 
-void ln_rule_send_begin(struct lossynet_comm *comm) {
-    for (int v = 0; comm->averaging.rule.sent && v < comm->workers.local; v++)
-        comm->averaging.rule.sent[v] = 0;
-}
-
 void ln_rule_send(struct lossynet_comm *comm, int v, float *vector, int bucket) {
     const struct ln_rule *own = &comm->averaging.rule;
     if (!own->functions.send) return;
 #pragma omp critical(lossynet_rule)
-    for (int *b = &own->sent[v]; *b <= bucket; ++*b)
+    for (int b = ln_exchange_next(comm, v); b <= bucket; b++)
         for (int owner = 0; owner < comm->workers.count; owner++) {
-            const struct lossynet_rule_part part = part_of(comm, owner, *b);
+            const struct lossynet_rule_part part = part_of(comm, owner, b);
             if (part.count > 0)
                 own->functions.send(own->functions.context, &part, comm->workers.first + v,
                                     vector + part.offset);

@@ -41,18 +41,17 @@ static lossynet_status counters_begin(struct lossynet_comm *comm, int which) {
     return lossynet_all_gather_later(comm, mine, comm->stats.gathered, sizeof *mine);
 }
 
+/* Adds counts, a struct of nothing but uint64_t. */
+static void add(void *sum, const void *counts, size_t bytes) {
+    uint64_t *to = sum;
+    const uint64_t *from = counts;
+    for (size_t i = 0; i < bytes / sizeof *to; i++) to[i] += from[i];
+}
+
 static void counters_end(const struct lossynet_comm *comm, struct lossynet_counters *out) {
     const struct lossynet_counters *all = comm->stats.gathered;
     *out = (struct lossynet_counters){0};
-    for (int w = 0; w < comm->workers.count; w++) {
-        for (int phase = 0; phase < 2; phase++) {
-            out->expected[phase] += all[w].expected[phase];
-            out->arrived[phase] += all[w].arrived[phase];
-            out->bytes[phase] += all[w].bytes[phase];
-            out->resent[phase] += all[w].resent[phase];
-        }
-        for (int e = 0; e < LOSSYNET_EVENTS; e++) out->network[e] += all[w].network[e];
-    }
+    for (int w = 0; w < comm->workers.count; w++) add(out, &all[w], sizeof *out);
 }
 
 lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
@@ -61,7 +60,7 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
     const int which = which_of(comm, step);
     COMM_EXPECT(comm, KNOWS(which, step));
     lossynet_status status = counters_begin(comm, which);
-    if (!status) status = ln_aside_gather(comm);
+    if (!status) status = ln_aside_exchange(comm, false);
     *out = (struct lossynet_counters){0};
     if (!status) counters_end(comm, out);
     return status;
@@ -74,10 +73,9 @@ lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
     const int which = which_of(comm, step);
     COMM_EXPECT(comm, KNOWS(which, step));
     struct lossynet_bucket *all = malloc((size_t)comm->workers.count * buckets * sizeof *all);
-    if (!all) {
-        ln_log_at(&comm->resources.log, "no memory for the counts of %zu buckets", buckets);
-        return LOSSYNET_NO_MEMORY;
-    }
+    if (!all)
+        return ln_fail_at(&comm->resources.log, LOSSYNET_NO_MEMORY,
+                          "no memory for the counts of %zu buckets", buckets);
     /* As network events they belong to the rank; its first worker reports them. */
     struct lossynet_bucket *mine = comm->stats.buckets[which];
     for (int phase = 0; comm->transport && phase < 2; phase++)
@@ -86,12 +84,7 @@ lossynet_status lossynet_step_buckets(struct lossynet_comm *comm, uint64_t step,
     const lossynet_status status = lossynet_all_gather(comm, mine, all, buckets * sizeof *all);
     memset(out, 0, buckets * sizeof *out);
     for (size_t i = 0; !status && i < (size_t)comm->workers.count * buckets; i++)
-        for (int phase = 0; phase < 2; phase++) {
-            out[i % buckets].expected[phase] += all[i].expected[phase];
-            out[i % buckets].arrived[phase] += all[i].arrived[phase];
-            out[i % buckets].resent[phase] += all[i].resent[phase];
-            out[i % buckets].late[phase] += all[i].late[phase];
-        }
+        add(&out[i % buckets], &all[i], sizeof *out);
     free(all);
     return status;
 }
@@ -100,7 +93,7 @@ lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
     COMM_EXPECT(comm, lost, LN_NO_OUTPUT);
     const size_t workers = (size_t)comm->workers.count, local = (size_t)comm->workers.local;
     float *mine = lost + (size_t)comm->workers.first * workers;
-    lossynet_status status = ln_aside_gather(comm);
+    lossynet_status status = ln_aside_exchange(comm, false);
     for (size_t i = 0; i < local * workers; i++) {
         const struct ln_total *total = &comm->arrivals.total[i];
         mine[i] =
@@ -128,7 +121,7 @@ lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_
     COMM_EXPECT(comm, comm->stats.reporting, "expected lossynet_report_begin before it");
     COMM_EXPECT(comm, counters && drift, LN_NO_OUTPUT);
     comm->stats.reporting = false;
-    lossynet_status status = ln_aside_gather(comm);
+    lossynet_status status = ln_aside_exchange(comm, false);
     if (status) return status;
     counters_end(comm, counters);
     ln_drift_end(comm, drift);
@@ -141,7 +134,7 @@ lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const 
     if (status) return status;
     COMM_EXPECT(comm, out, LN_NO_OUTPUT);
     status = ln_drift_begin(comm, vectors);
-    if (!status) status = ln_aside_gather(comm);
+    if (!status) status = ln_aside_exchange(comm, false);
     *out = (struct lossynet_drift){0};
     if (!status) ln_drift_end(comm, out);
     return status;
@@ -156,12 +149,11 @@ lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, voi
     lossynet_status status = ln_not_finite_tell(comm);
     if (status || !comm->steps.skips)
         return status ? status : lossynet_all_gather(comm, mine, all, bytes);
-    if (!ln_aside_fits(comm, part)) {
-        ln_log_at(&comm->resources.log,
-                  "a pulse of %zu bytes for each worker: expected at most %d beside the report",
-                  bytes, LOSSYNET_ASIDE_BYTES);
-        return LOSSYNET_INVALID;
-    }
+    if (!ln_aside_fits(comm, part))
+        return ln_fail_at(
+            &comm->resources.log, LOSSYNET_INVALID,
+            "a pulse of %zu bytes for each worker: expected at most %d beside the report", bytes,
+            LOSSYNET_ASIDE_BYTES);
     status = lossynet_all_gather_later(comm, mine, all, bytes);
-    return status ? status : ln_aside_pulse(comm);
+    return status ? status : ln_aside_exchange(comm, true);
 }

@@ -15,28 +15,14 @@
  */
 #include "lossynet/algorithm/calls.h"
 
-/* Ages other owners' parameters by the number of steps that were left out. */
-static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
-    const struct ln_partition *partition = &comm->partition;
-    for (int v = 0; v < comm->workers.local; v++) {
-        uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
-        for (int i = 0; i < partition->buckets * comm->workers.count; i++) {
-            const int owner = i % comm->workers.count, worker = comm->workers.first + v;
-            if (owner == worker || !ln_is_partner(partition, worker, owner)) continue;
-            for (size_t p = partition->shard_packet[i]; p < partition->shard_packet[i + 1]; p++)
-                age[p] = age[p] < UINT32_MAX - steps ? age[p] + (uint32_t)steps : UINT32_MAX;
-        }
-    }
-}
-
 /* Leaves out `steps` steps, and opens the GRADIENT phase of the step after them for receiving. */
 static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
     if (steps == 0) return LOSSYNET_OK;
     lossynet_status status = lossynet_broadcast_end(comm);
     if (status) return status;
     ln_transport_jump(comm->transport, (uint32_t)steps);
-    ln_arrivals_clear(comm, LOSSYNET_GRADIENT);
-    grow_older(comm, steps);
+    for (int phase = 0; phase < 2; phase++) ln_arrivals_clear(comm, (lossynet_phase)phase);
+    for (int v = 0; v < comm->workers.local; v++) ln_arrivals_age(comm, v, steps);
     ln_transport_receive_begin(comm->transport, LOSSYNET_GRADIENT);
     return LOSSYNET_OK;
 }

@@ -38,8 +38,8 @@ void ln_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 lossynet_status ln_fail(lossynet_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 #define ln_refuse(...) ln_fail(LOSSYNET_INVALID, __VA_ARGS__)
-void ln_log_at(const struct ln_log_target *target, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+lossynet_status ln_fail_at(const struct ln_log_target *target, lossynet_status status,
+                           const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* Of a wrong call of a public function (lossynet.h): logs "FUNCTION: ...". Returns LOSSYNET_INVALID, or
  * ends the process. The macros are for functions that return a status, and for the others. */
@@ -74,7 +74,8 @@ static inline lossynet_status ln_share(const struct lossynet_world *world, void 
 /* Returns zeroed memory, aligned to 64 bytes, which free() releases. Returns NULL, and logs
  * nothing, if there is none. */
 void *ln_memory_take(size_t count, size_t size);
-/* Makes room for one more element of an array with `count`, and returns the array. NULL: no memory. */
+/* Makes room for one more element of an array with `count`, and returns the array. NULL: no memory.
+ * */
 void *ln_memory_grow(void *old, size_t count, size_t *room, size_t size);
 
 /* The memory of an object: its bytes are counted, so that its size is known even if nothing is

@@ -50,14 +50,16 @@ lossynet_status ln_call_wrong(const struct ln_log_target *target, bool ends, con
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    ln_log_at(target ? target : used, "%s: %s", function, text);
+    ln_fail_at(target ? target : used, LOSSYNET_INVALID, "%s: %s", function, text);
     if (ends) abort();
     return LOSSYNET_INVALID;
 }
 
-void ln_log_at(const struct ln_log_target *target, const char *format, ...) {
+lossynet_status ln_fail_at(const struct ln_log_target *target, lossynet_status status,
+                           const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     write_line(target, format, arguments);
     va_end(arguments);
+    return status;
 }

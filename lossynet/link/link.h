@@ -67,7 +67,8 @@ struct ln_link {
      * cannot do that, and only gives the processor away for a moment.) */
     void (*wait)(struct ln_link *link, double seconds);
 
-    /* Ends the present or the next wait. Any thread may call it at any time. */
+    /* Ends the present or the next wait. Any thread may call it at any time. Reliable links, for
+     * which there is one thread, have none. */
     void (*wake)(struct ln_link *link);
 
     /* Optional, with settle. Registers memory with payloads, until close, so that hardware can read
@@ -92,9 +93,7 @@ struct ln_link_settings {
     uint64_t run;         /* random, the same on all ranks */
     size_t payload_bytes; /* largest payload that will be sent. 0: the most that fits, up to
                              LOSSYNET_PAYLOAD_DEFAULT. If it does not fit, open fails. */
-    struct lossynet_network
-        network; /* of it `interface`, `ports` and `dscp`, the traffic class of bulk
-                                        datagrams; others have 0 */
+    struct lossynet_network network; /* interface, ports; dscp, which only bulk datagrams have */
 };
 
 enum {

@@ -79,8 +79,7 @@ static lossynet_status failed(struct link_mpi *mpi, const char *call, int peer, 
 static void reap(struct link_mpi *mpi) {
     int count = 0;
     if (mpi->free_slots == mpi->slots) return;
-    const int code =
-        MPI_Testsome(mpi->slots, mpi->request, &count, mpi->done, MPI_STATUSES_IGNORE);
+    const int code = MPI_Testsome(mpi->slots, mpi->request, &count, mpi->done, MPI_STATUSES_IGNORE);
     if (code) failed(mpi, "MPI_Testsome", -1, code);
     for (int i = 0; !code && count != MPI_UNDEFINED && i < count; i++)
         mpi->free_slot[mpi->free_slots++] = mpi->done[i];
@@ -145,10 +144,6 @@ static int link_receive(struct ln_link *link, struct ln_arrival *arrivals) {
         if (!whole) link_wait(link, 0);
     }
     return mpi->failed ? -1 : n;
-}
-
-static void link_wake(struct ln_link *link) {
-    (void)link;
 }
 
 /* Receives all messages that are still on their way, because a slot may be freed only when its
@@ -221,7 +216,6 @@ lossynet_status ln_link_mpi_open(const struct ln_link_settings *settings, struct
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,
-        .wake = link_wake,
         .close = link_close,
     };
     if (!take_slots(mpi)) goto close_link;

@@ -71,18 +71,6 @@ struct obstacle {  /* why a rank cannot go on; all ranks get it */
     char why[120]; /* empty: it can */
 };
 
-/* Exchanges obstacles. Collective. Sets *bad to the first rank that has one, or to -1. */
-static lossynet_status agree(struct link_verbs *v, struct obstacle *all, const char *why,
-                             int *bad) {
-    const struct lossynet_world *world = &v->settings.world;
-    snprintf(all[world->rank].why, sizeof all->why, "%s", why ? why : "");
-    lossynet_status status = ln_share(world, all, sizeof *all);
-    *bad = -1;
-    for (int r = world->ranks - 1; r >= 0; r--)
-        if (all[r].why[0]) *bad = r;
-    return status;
-}
-
 /* ---- the functions of link.h ---- */
 
 static lossynet_status link_send(struct ln_link *link, int peer, const struct ln_datagram *batch,
@@ -215,8 +203,8 @@ static lossynet_status introduce(struct link_verbs *v, lossynet_status status) {
 }
 
 /* Makes the address handles. It begins with the next rank, so that not all ranks ask the same one
- * at once. Returns the error as text, or NULL. */
-static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
+ * at once. */
+static void find_paths(struct link_verbs *v, struct obstacle *mine) {
     const struct verbs_port *port = &v->queue.port;
     int ranks = v->settings.world.ranks;
     for (int d = 1; d < ranks; d++) {
@@ -232,24 +220,23 @@ static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
         char gid[VERBS_GID_TEXT];
         snprintf(mine->why, sizeof mine->why, "no path to rank %d, %s: %s", r,
                  verbs_gid_text(&p->gid, gid), strerror(errno));
-        return mine->why;
+        return;
     }
-    return NULL;
 }
 
 /* Connects the ranks after open_queue, which has returned `status`. Collective. */
 static lossynet_status connect_ranks(struct link_verbs *v, lossynet_status status,
                                      struct obstacle *all) {
-    int bad;
-    struct obstacle mine;
+    const struct lossynet_world *world = &v->settings.world;
     status = introduce(v, status);
     if (status) return status;
     fill_table(v);
-    status = agree(v, all, find_paths(v, &mine), &bad);
-    if (!status && bad >= 0) {
-        ln_log("rank %d: RDMA: rank %d has %s", v->settings.world.rank, bad, all[bad].why);
-        status = LOSSYNET_LINK;
-    }
+    find_paths(v, &all[world->rank]);
+    status = ln_share(world, all, sizeof *all);
+    for (int r = 0; r < world->ranks && !status; r++)
+        if (all[r].why[0])
+            status =
+                ln_fail(LOSSYNET_LINK, "rank %d: RDMA: rank %d has %s", world->rank, r, all[r].why);
     return status;
 }
 

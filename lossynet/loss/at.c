@@ -71,12 +71,6 @@ double ln_at_most(const struct ln_at *at, lossynet_phase phase) {
     return most;
 }
 
-bool ln_at_has_names(const struct ln_at *at) {
-    for (int i = 0; i < at->count; i++)
-        if (at->entry[i].bit) return true;
-    return false;
-}
-
 uint64_t ln_at_fingerprint(const struct ln_at *at, uint64_t hash) {
     for (int i = 0; i < at->count; i++) {
         const struct ln_at_entry *e = &at->entry[i];

@@ -41,7 +41,6 @@ lossynet_status ln_at_parse(struct ln_at *at, const char *text, const struct ln_
 void ln_at_close(struct ln_at *at);
 /* The bits of all entries that stand for a tensor. */
 uint32_t ln_at_names(const struct ln_at *at, const char *tensor);
-bool ln_at_has_names(const struct ln_at *at);
 /* The value of packets on a link that hold parts of tensors with these bits: that of the last entry which
  * stands for the link or for one of the tensors, or else `otherwise`. */
 double ln_at_value(const struct ln_at *at, lossynet_phase phase, int sender, int receiver,

@@ -287,16 +287,8 @@ float ln_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
 /* ---- all formats ---- */
 
 size_t ln_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
-    switch (dtype) {
-    case LOSSYNET_FLOAT32:
-        return n * sizeof(float);
-    case LOSSYNET_BF16:
-        return n * sizeof(uint16_t);
-    case LOSSYNET_INT8:
-    case LOSSYNET_INT6:
-    case LOSSYNET_INT4:
-        break;
-    }
+    if (dtype == LOSSYNET_FLOAT32) return n * sizeof(float);
+    if (dtype == LOSSYNET_BF16) return n * sizeof(uint16_t);
     return (n + BLOCK - 1) / BLOCK + bytes_of(n, ln_block_bits(dtype));
 }
 

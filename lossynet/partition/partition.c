@@ -76,21 +76,20 @@ lossynet_status ln_partition_open(struct ln_partition *partition, int workers, i
     partition->dtype[LOSSYNET_PARAMETER] = dtype > LOSSYNET_INT8 ? LOSSYNET_INT8 : dtype;
     partition->packet_elements =
         ln_payload_elements(partition->dtype[LOSSYNET_PARAMETER], packet_bytes);
-    size_t shards = (size_t)buckets * workers + 1, rows = ((size_t)buckets + 1) * workers;
-    partition->shard_element = (size_t *)ln_memory_take(shards, sizeof(size_t));
-    partition->shard_packet = (size_t *)ln_memory_take(shards, sizeof(size_t));
-    partition->owner_element = (size_t *)ln_memory_take(rows, sizeof(size_t));
-    partition->owner_packet = (size_t *)ln_memory_take(rows, sizeof(size_t));
-    partition->owner_start = (size_t *)ln_memory_take((size_t)workers + 1, sizeof(size_t));
-    for (int phase = 0; phase < 2; phase++)
-        partition->owner_bytes[phase] = (size_t *)ln_memory_take((size_t)workers, sizeof(size_t));
-    if (!partition->shard_element || !partition->shard_packet || !partition->owner_element ||
-        !partition->owner_packet || !partition->owner_start || !partition->owner_bytes[0] ||
-        !partition->owner_bytes[1]) {
-        ln_log("no memory for the partition of %d buckets x %d workers", buckets, workers);
-        ln_partition_close(partition);
-        return LOSSYNET_NO_MEMORY;
-    }
+    const size_t owners = (size_t)workers;
+    const size_t shards = buckets * owners + 1, rows = ((size_t)buckets + 1) * owners;
+    size_t *memory =
+        ln_memory_take(2 * shards + 2 * rows + owners + 1 + 2 * owners, sizeof *memory);
+    if (!memory)
+        return ln_fail(LOSSYNET_NO_MEMORY, "no memory for the partition of %d buckets x %d workers",
+                       buckets, workers);
+    partition->shard_element = memory;
+    partition->shard_packet = memory += shards;
+    partition->owner_element = memory += shards;
+    partition->owner_packet = memory += rows;
+    partition->owner_start = memory += rows;
+    partition->owner_bytes[LOSSYNET_GRADIENT] = memory += owners + 1;
+    partition->owner_bytes[LOSSYNET_PARAMETER] = memory += owners;
     fill(partition, bucket_elements, shard_elements);
     return LOSSYNET_OK;
 }
@@ -105,12 +104,6 @@ size_t ln_last_until(const size_t *start, size_t count, size_t value) {
 }
 
 void ln_partition_close(struct ln_partition *partition) {
-    free(partition->shard_element);
-    free(partition->shard_packet);
-    free(partition->owner_element);
-    free(partition->owner_packet);
-    free(partition->owner_start);
-    free(partition->owner_bytes[0]);
-    free(partition->owner_bytes[1]);
+    free(partition->shard_element); /* the first of all arrays, which lie in one block */
     *partition = (struct ln_partition){0};
 }

@@ -1,6 +1,7 @@
 /* transport.c — opens and closes the transport: ranks introduce themselves, memory is allocated. */
 #include "lossynet/transport/exchange/exchange.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 enum { FRAGMENT_BYTES = 8192 };
@@ -93,12 +94,12 @@ lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
         t->sender.first = (t->world.rank + 1) % t->world.ranks;
         t->receiver.empty = t->receiver.marked = t->receiver.back = ln_now();
         t->receiver.grace = GRACE_MIN;
-        ln_deadline_open(&t->deadline, settings->network.skip_late, settings->network.deadline);
-        t->deadline.late_comes = settings->late_comes;
-        t->deadline.pulses = settings->pulses > 0 ? (uint32_t)settings->pulses : 1;
-        for (int kind = 0; kind < 2; kind++)
-            t->deadline.phases[kind] =
-                settings->phases[kind] > 0 ? (uint32_t)settings->phases[kind] : 1;
+        t->deadline = (struct ln_deadline){.on = settings->network.skip_late,
+                                           .fixed = settings->network.deadline,
+                                           .wait = HUGE_VAL,
+                                           .late_comes = settings->late_comes,
+                                           .pulses = settings->pulses,
+                                           .phases = {settings->phases[0], settings->phases[1]}};
         status = introduce(t, settings, link_open, all);
         if (!status && t->link->features.reliable) t->deadline.on = false;
     }

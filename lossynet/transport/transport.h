@@ -79,9 +79,8 @@ struct ln_transport_settings { /* fields have the same meaning in lossynet_setti
     size_t packet_bytes;
     struct lossynet_network network;
     struct ln_log_target log;
-    int pulses;      /* gathers of LOSSYNET_PULSE per step; 0: one */
-    int phases[2];   /* phases per step, by kind; 0: one */
-    bool late_comes; /* late gradients are sent again in the next step */
+    uint32_t pulses, phases[2]; /* gathers of LOSSYNET_PULSE per step; phases per step, by kind */
+    bool late_comes;            /* late gradients are sent again in the next step */
 };
 
 struct ln_transport_shape {
@@ -140,22 +139,17 @@ lossynet_status ln_transport_drain(struct ln_transport *t, lossynet_phase phase)
 
 /* Every rank sends some bytes to each other rank and receives some. The part for rank r is bytes
  * out_offset[r] ... out_offset[r + 1] of `out`; the part from rank r is bytes in_offset[r] ...
- * in_offset[r + 1] of `in`. A rank's part for itself is ignored. Collective. */
+ * in_offset[r + 1] of `in`. A rank's part for itself is ignored. came: NULL, or the call is a
+ * pulse, which goes on without the parts of late ranks. Then came[r] is set if rank r's part is
+ * complete; otherwise the bytes of its part are undefined. A step has settings.pulses pulses.
+ * Collective. */
 lossynet_status ln_transport_swap(struct ln_transport *t, const void *out, const size_t *out_offset,
-                                  void *in, const size_t *in_offset);
-/* Gathers the parts of all ranks in place. Rank r's part of `data` is bytes offset[r] ...
- * offset[r + 1]. Collective. */
-lossynet_status ln_transport_gather(struct ln_transport *t, void *data, const size_t *offset);
-/* Does the same, but goes on without the parts of late ranks. Sets came[r] if rank r's part is
- * complete; otherwise the bytes of its part are undefined. A step has settings.pulses calls of
- * this and the next function. */
-lossynet_status ln_transport_pulse(struct ln_transport *t, void *data, const size_t *offset,
-                                   uint8_t *came);
-/* Does what ln_transport_swap does, but goes on without late ranks in the same way. */
-lossynet_status ln_transport_swap_pulse(struct ln_transport *t, const void *out,
-                                        const size_t *out_offset, void *in, const size_t *in_offset,
-                                        uint8_t *came);
-/* Asks ranks for their missing parts, after a swap_pulse that acknowledged a GRADIENT phase
+                                  void *in, const size_t *in_offset, uint8_t *came);
+/* Gathers the parts of all ranks in place, in the same way. Rank r's part of `data` is bytes
+ * offset[r] ... offset[r + 1]. Collective. */
+lossynet_status ln_transport_gather(struct ln_transport *t, void *data, const size_t *offset,
+                                    uint8_t *came);
+/* Asks ranks for their missing parts, after a pulse that acknowledged a GRADIENT phase
  * (ask.c). Sets came[r] to 1 if rank r's part came, and to LOSSYNET_NOTHING_SENT if it did not
  * and we have sent rank r nothing in this step. */
 enum { LOSSYNET_NOTHING_SENT = 2 };

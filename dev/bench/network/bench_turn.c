@@ -71,7 +71,9 @@ static double microseconds(struct ln_transport *t, int turns, bool one, bool all
 
 static void measure(int ranks) {
     const struct ln_transport_settings settings = {.world = {.ranks = ranks, .share = share},
-                                                   .network.peer_timeout = 1e6};
+                                                   .network.peer_timeout = 1e6,
+                                                   .pulses = 1,
+                                                   .phases = {1, 1}};
     const struct ln_transport_shape shape = {
         .workers = ranks, .local = 1, .buckets = 1, .packet_bytes = 1400};
     const struct ln_transport_calls calls = {.ready = ready, .expected = expected};

@@ -64,10 +64,6 @@ enum {
     EVERY = 8,   /* steps from one choice of the deadline to the next */
 };
 
-void ln_deadline_open(struct ln_deadline *d, bool on, double fixed) {
-    *d = (struct ln_deadline){.on = on, .fixed = fixed, .wait = HUGE_VAL};
-}
-
 /* ---- how long to wait ---- */
 
 static int by_size(const void *a, const void *b) {

@@ -190,21 +190,14 @@ void ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t byt
     if (h.type == WIRE_PROBE && h.index > 0) ln_detour_asked(t, peer, h.index, way);
     ln_agenda_soon(t, peer);
     t->agenda.sends[peer] = true;
-    if (h.type == WIRE_DATA) {
+    const bool of_phase = h.kind < WIRE_MESSAGES;
+    if (h.type == WIRE_DATA)
         ln_recv_data(t, peer, &h, payload);
-        return;
-    }
-    if (h.type == WIRE_MESSAGE) {
+    else if (h.type == WIRE_MESSAGE)
         ln_message_receive(t, peer, &h, payload);
-        return;
-    }
-    if (h.type == WIRE_TELL) {
+    else if (h.type == WIRE_TELL)
         ln_ask_told(t, peer, &h, payload);
-        return;
-    }
-    bool of_phase = h.kind < WIRE_MESSAGES;
-    bool valid = take_control(t, peer, &h, payload) && (h.type != WIRE_DONE || of_phase);
-    if (!valid)
+    else if (!take_control(t, peer, &h, payload) || (h.type == WIRE_DONE && !of_phase))
         t->receiver.rejected.invalid++;
     else if (h.type == WIRE_DONE)
         ln_recv_done(t, peer, &h);

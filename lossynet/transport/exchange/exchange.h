@@ -13,7 +13,6 @@ void ln_threads_leave(struct ln_transport *t);
 
 /* ---- deadline.c: going on without late ranks ---- */
 
-void ln_deadline_open(struct ln_deadline *deadline, bool on, double fixed);
 /* Returns whether the time is over that a rank waits for the others after half of them are done. half:
  * when half of the ranks were done; 0: they are not yet. */
 bool ln_deadline_is_over(const struct ln_transport *t, double half);

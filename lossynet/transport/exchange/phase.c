@@ -95,7 +95,7 @@ static void settle(struct ln_transport *t) {
 }
 
 static bool phase_is_over(struct ln_transport *t, int phase) {
-    return ln_recv_phase_is_over(t, phase) && ln_send_all_left(t, phase);
+    return t->agenda.count[LOSSYNET_RECEIVES + phase] == 0 && ln_send_all_left(t, phase);
 }
 
 lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase) {
@@ -117,10 +117,7 @@ lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase 
     pthread_mutex_lock(&t->threads.caller);
     if (!ln_transport_bucket_is_over(t, phase, bucket)) {
         ln_threads_enter(t);
-        status =
-            await(t, phase,
-                  phase == LOSSYNET_GRADIENT ? ln_recv_gradient_is_over : ln_recv_parameter_is_over,
-                  bucket);
+        status = await(t, phase, ln_recv_bucket_is_over, (int)phase * t->shape.buckets + bucket);
         __atomic_store_n(&t->phase[phase].buckets.over[bucket], 1, __ATOMIC_RELEASE);
         ln_threads_leave(t);
     }
@@ -133,8 +130,7 @@ bool ln_transport_close_bucket(struct ln_transport *t, lossynet_phase phase, int
     pthread_mutex_lock(&t->threads.caller);
     ln_threads_enter(t);
     const bool is_over =
-        !t->failed && (phase == LOSSYNET_GRADIENT ? ln_recv_gradient_is_over(t, bucket)
-                                                  : ln_recv_parameter_is_over(t, bucket));
+        !t->failed && ln_recv_bucket_is_over(t, (int)phase * t->shape.buckets + bucket);
     if (is_over) __atomic_store_n(over, 1, __ATOMIC_RELEASE);
     ln_threads_leave(t);
     pthread_mutex_unlock(&t->threads.caller);
@@ -166,9 +162,10 @@ bool ln_transport_turn(struct ln_transport *t) {
 
 /* ---- messages ---- */
 
-static lossynet_status exchange(struct ln_transport *t, int which, const uint8_t *out,
+static lossynet_status exchange(struct ln_transport *t, const uint8_t *out,
                                 const size_t *out_offset, bool same, uint8_t *in,
                                 const size_t *in_offset, uint8_t *came) {
+    const int which = came ? LOSSYNET_PULSE : LOSSYNET_GATHER;
     ln_threads_enter(t);
     lossynet_status status = ln_progress_until(t, ln_message_settled, which);
     ln_message_begin(t, which, out, out_offset, same, in, in_offset);
@@ -185,23 +182,13 @@ static lossynet_status exchange(struct ln_transport *t, int which, const uint8_t
 }
 
 lossynet_status ln_transport_swap(struct ln_transport *t, const void *out, const size_t *out_offset,
-                                  void *in, const size_t *in_offset) {
-    return exchange(t, LOSSYNET_GATHER, out, out_offset, false, in, in_offset, NULL);
+                                  void *in, const size_t *in_offset, uint8_t *came) {
+    return exchange(t, out, out_offset, false, in, in_offset, came);
 }
 
-lossynet_status ln_transport_gather(struct ln_transport *t, void *data, const size_t *offset) {
-    return exchange(t, LOSSYNET_GATHER, data, offset, true, data, offset, NULL);
-}
-
-lossynet_status ln_transport_pulse(struct ln_transport *t, void *data, const size_t *offset,
-                                   uint8_t *came) {
-    return exchange(t, LOSSYNET_PULSE, data, offset, true, data, offset, came);
-}
-
-lossynet_status ln_transport_swap_pulse(struct ln_transport *t, const void *out,
-                                        const size_t *out_offset, void *in, const size_t *in_offset,
-                                        uint8_t *came) {
-    return exchange(t, LOSSYNET_PULSE, out, out_offset, false, in, in_offset, came);
+lossynet_status ln_transport_gather(struct ln_transport *t, void *data, const size_t *offset,
+                                    uint8_t *came) {
+    return exchange(t, data, offset, true, data, offset, came);
 }
 
 bool ln_transport_is_awaited(struct ln_transport *t) {

@@ -150,7 +150,7 @@ static double ask(struct ln_transport *t, int peer, double now) {
     struct ln_peer *p = &t->peers[peer];
     struct ln_liveness *live = &p->live;
     const bool needed = ln_needs(t, peer), blocked = p->flow.blocked;
-    const double silence = ln_timer_unanswered(t, peer);
+    const double silence = ln_timer_silence(t, peer, live->asked);
     const bool gone = live->leaving > 0 || live->aborted > 0;
     suspect(t, live,
             !gone && (needed || live->suspected) && silence > SUSPECTED * t->session.peer_timeout);

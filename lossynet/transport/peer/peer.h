@@ -73,10 +73,10 @@ double ln_timer_first(const struct ln_peer *peer);
 double ln_timer_longest(const struct ln_peer *peer);
 /* Notes that a datagram of a peer has come. */
 void ln_timer_heard(struct ln_transport *t, int peer, int type);
-/* Returns how long a peer that we need has been silent, in seconds; 0 if we need nothing of it. */
-double ln_timer_silence(const struct ln_transport *t, int peer);
-/* Does the same for a peer that we ask for signs of life, even if we need nothing else of it. */
-double ln_timer_unanswered(const struct ln_transport *t, int peer);
+/* Returns the seconds since the peer was heard, or since `since` or our own return if that is
+ * later; 0 if `since` is 0. since: live.expected, or live.asked, if that we ask it for signs of
+ * life is enough. */
+double ln_timer_silence(const struct ln_transport *t, int peer, double since);
 /* Returns whether its host has refused a datagram for it since its last datagram came. */
 bool ln_timer_is_refused(const struct ln_transport *t, int peer);
 
@@ -225,10 +225,8 @@ void ln_recv_done(struct ln_transport *t, int peer, const struct wire_header *h)
 /* Ends a peer's phases to us that are over, and gives up on a silent peer. Returns when to look
  * again. */
 double ln_recv_check(struct ln_transport *t, int peer);
-/* For ln_progress_until: return whether no more packets of a phase, or a bucket, will
- * come. */
-bool ln_recv_phase_is_over(struct ln_transport *t, int phase);
-bool ln_recv_gradient_is_over(struct ln_transport *t, int bucket);
-bool ln_recv_parameter_is_over(struct ln_transport *t, int bucket);
+/* For ln_progress_until: returns whether no more packets of a bucket will come. place: phase *
+ * buckets + bucket. */
+bool ln_recv_bucket_is_over(struct ln_transport *t, int place);
 
 #endif

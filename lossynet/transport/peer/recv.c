@@ -214,7 +214,7 @@ double ln_recv_check(struct ln_transport *t, int peer) {
     for (int kind = 0; kind < 2; kind++) {
         const struct ln_phase_state *phase = &t->phase[kind];
         due = fmin(due, check_complete(t, kind, peer));
-        if (ln_timer_silence(t, peer) <= patience(t, phase)) continue;
+        if (ln_timer_silence(t, peer, p->live.expected) <= patience(t, phase)) continue;
         if (phase->awaited && p->rx[kind].state != RX_OVER) {
             p->rx[kind].state = RX_OVER;
             p->rx[kind].over = t->receiver.empty;
@@ -224,10 +224,6 @@ double ln_recv_check(struct ln_transport *t, int peer) {
             ln_send_complete(&p->tx[kind]); /* what we have not sent is lost */
     }
     return due;
-}
-
-bool ln_recv_phase_is_over(struct ln_transport *t, int phase) {
-    return t->agenda.count[LOSSYNET_RECEIVES + phase] == 0;
 }
 
 /* Returns whether no more packets of a sender's bucket will come. Once true, it stays true. */
@@ -242,19 +238,12 @@ static bool is_there(const struct ln_transport *t, int kind, int bucket, int sen
     return !t->link->features.reliable && passed > 0 && receiver->empty - passed > grace_of(t, p);
 }
 
-static bool bucket_is_over(const struct ln_transport *t, int kind, int bucket) {
+bool ln_recv_bucket_is_over(struct ln_transport *t, int place) {
+    const int kind = place / t->shape.buckets, bucket = place % t->shape.buckets;
     int *checked = &t->phase[kind].buckets.checked[bucket];
     while (*checked < t->shape.workers && is_there(t, kind, bucket, *checked)) ++*checked;
     for (int w = *checked; w < t->shape.workers; w++)
         if (!ln_late_excuses(t, w / t->shape.local, kind) && !is_there(t, kind, bucket, w))
             return false;
     return true;
-}
-
-bool ln_recv_gradient_is_over(struct ln_transport *t, int bucket) {
-    return bucket_is_over(t, LOSSYNET_GRADIENT, bucket);
-}
-
-bool ln_recv_parameter_is_over(struct ln_transport *t, int bucket) {
-    return bucket_is_over(t, LOSSYNET_PARAMETER, bucket);
 }

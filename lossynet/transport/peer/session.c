@@ -15,7 +15,7 @@
 static void note_missed(struct ln_transport *t) {
     for (int r = 0; r < t->world.ranks; r++) {
         struct ln_liveness *live = &t->peers[r].live;
-        const double silence = ln_timer_unanswered(t, r);
+        const double silence = ln_timer_silence(t, r, live->asked);
         if (r == t->world.rank || live->leaving > 0 || live->aborted > 0) continue;
         live->missed =
             silence > t->session.peer_timeout / 2 || (silence > 0 && ln_timer_is_refused(t, r));

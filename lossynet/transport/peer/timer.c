@@ -112,17 +112,7 @@ bool ln_timer_is_refused(const struct ln_transport *t, int peer) {
     return live->refused > live->heard;
 }
 
-/* Returns the seconds since the peer was heard, or since `since` or our own return if that is
- * later. If `since` is 0, it returns 0. */
-static double silence(const struct ln_transport *t, int peer, double since) {
+double ln_timer_silence(const struct ln_transport *t, int peer, double since) {
     const double heard = fmax(t->peers[peer].live.heard, t->receiver.back);
     return since > 0 ? t->receiver.empty - fmax(heard, since) : 0;
-}
-
-double ln_timer_silence(const struct ln_transport *t, int peer) {
-    return silence(t, peer, t->peers[peer].live.expected);
-}
-
-double ln_timer_unanswered(const struct ln_transport *t, int peer) {
-    return silence(t, peer, t->peers[peer].live.asked);
 }
