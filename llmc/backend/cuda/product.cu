@@ -57,20 +57,25 @@ struct answer {
     size_t workspace;
 };
 
+/* The library's functions, FUNCTIONS(F) with F(our name, cuBLASLt's). */
+#define FUNCTIONS(F)                                                                               \
+    F(create, Create)                                                                              \
+    F(version, GetVersion)                                                                         \
+    F(text, GetStatusString)                                                                       \
+    F(matmul, Matmul)                                                                              \
+    F(desc_create, MatmulDescCreate)                                                               \
+    F(desc_set, MatmulDescSetAttribute)                                                            \
+    F(desc_destroy, MatmulDescDestroy)                                                             \
+    F(layout_create, MatrixLayoutCreate)                                                           \
+    F(layout_destroy, MatrixLayoutDestroy)                                                         \
+    F(preference_create, MatmulPreferenceCreate)                                                   \
+    F(preference_set, MatmulPreferenceSetAttribute)                                                \
+    F(preference_destroy, MatmulPreferenceDestroy)                                                 \
+    F(heuristic, MatmulAlgoGetHeuristic)
+
+#define MEMBER(name, function) decltype(&cublasLt##function) name;
 static struct {
-    decltype(&cublasLtCreate) create;
-    decltype(&cublasLtGetVersion) version;
-    decltype(&cublasLtGetStatusString) text;
-    decltype(&cublasLtMatmul) matmul;
-    decltype(&cublasLtMatmulDescCreate) desc_create;
-    decltype(&cublasLtMatmulDescSetAttribute) desc_set;
-    decltype(&cublasLtMatmulDescDestroy) desc_destroy;
-    decltype(&cublasLtMatrixLayoutCreate) layout_create;
-    decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
-    decltype(&cublasLtMatmulPreferenceCreate) preference_create;
-    decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
-    decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
-    decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+    FUNCTIONS(MEMBER)
     cublasLtHandle_t handle;
     void *workspace[BACKEND_SETS];
     struct answer answer[ANSWERS];
@@ -87,30 +92,17 @@ static void check(cublasStatus_t status, const char *call, int line) {
 
 /* ---- opening ---- */
 
-template <typename F> static bool find(void *library, const char *name, F *function) {
-    *(void **)function = dlsym(library, name);
-    return *function != NULL;
-}
-
-static bool find_all(void *l) {
-    return find(l, "cublasLtCreate", &lt.create) && find(l, "cublasLtGetVersion", &lt.version) &&
-           find(l, "cublasLtGetStatusString", &lt.text) && find(l, "cublasLtMatmul", &lt.matmul) &&
-           find(l, "cublasLtMatmulDescCreate", &lt.desc_create) &&
-           find(l, "cublasLtMatmulDescSetAttribute", &lt.desc_set) &&
-           find(l, "cublasLtMatmulDescDestroy", &lt.desc_destroy) &&
-           find(l, "cublasLtMatrixLayoutCreate", &lt.layout_create) &&
-           find(l, "cublasLtMatrixLayoutDestroy", &lt.layout_destroy) &&
-           find(l, "cublasLtMatmulPreferenceCreate", &lt.preference_create) &&
-           find(l, "cublasLtMatmulPreferenceSetAttribute", &lt.preference_set) &&
-           find(l, "cublasLtMatmulPreferenceDestroy", &lt.preference_destroy) &&
-           find(l, "cublasLtMatmulAlgoGetHeuristic", &lt.heuristic);
-}
+#define FIND(name, function)                                                                       \
+    if (found) *(void **)&lt.name = dlsym(library, "cublasLt" #function);                          \
+    found = found && lt.name;
 
 bool product_open(char *why, size_t why_size) {
     char name[64];
     snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!library || !find_all(library)) {
+    bool found = library != NULL;
+    FUNCTIONS(FIND)
+    if (!found) {
         snprintf(why, why_size, "%s of CUDA was not found (LD_LIBRARY_PATH?): %s", name, dlerror());
         return false;
     }
