@@ -38,7 +38,8 @@ static std::map<void *, block> blocks; /* by the address that was returned */
 static pthread_mutex_t turn = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
 static bool in_scope, pages_open;
 static bool opened;
-static char name[64] = "emulated", identity[16];
+struct device_facts device_facts = {"emulated", "", "plain loops", -1, 0};
+static char *const identity = device_facts.identity;
 static size_t limit;                     /* EMULATED_MEMORY: bytes of the device; 0: no limit */
 static size_t used, most;                /* bytes: now, and at the peak */
 static size_t averages, averages_beside; /* EMULATED_AVERAGES */
@@ -189,8 +190,12 @@ bool device_open(int local_rank, char *why, size_t why_size) {
         snprintf(why, why_size, "no NVIDIA driver on this machine (emulated)");
         return false;
     }
-    if (wanted) snprintf(name, sizeof name, "%s", wanted);
-    snprintf(identity, sizeof identity, "%d", devices ? local_rank % atoi(devices) : local_rank);
+    struct device_facts *facts = &device_facts;
+    if (wanted) snprintf(facts->name, sizeof facts->name, "%s", wanted);
+    snprintf(facts->identity, sizeof facts->identity, "%d",
+             devices ? local_rank % atoi(devices) : local_rank);
+    /* So few tokens that tests of small models have enough. */
+    facts->cudnn_from = strstr(facts->name, "sm_90") ? 16 : 0;
     if (memory) limit = strtoull(memory, NULL, 10);
     if (!opened && streams_open() != cudaSuccess) return false;
     choose_streams();
@@ -201,27 +206,6 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     if (!opened) atexit(write_report);
     opened = true;
     return true;
-}
-
-const char *device_name(void) {
-    return name;
-}
-
-const char *device_identity(void) {
-    return identity;
-}
-
-int device_memory_node(void) {
-    return -1;
-}
-
-const char *device_product_library(void) {
-    return "plain loops";
-}
-
-/* So few tokens that tests of small models have enough. */
-int device_cudnn_from(void) {
-    return strstr(name, "sm_90") ? 16 : 0;
 }
 
 /* ---- memory ---- */

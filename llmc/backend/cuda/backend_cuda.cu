@@ -545,16 +545,16 @@ extern const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void);
 const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     static char details[512];
     static struct backend b;
-    snprintf(details, sizeof details, "%s, %s, %s", device_name(),
+    snprintf(details, sizeof details, "%s, %s, %s", device_facts.name,
              working_type == DTYPE_BF16 ? "bf16 with float32 sums and master weights" : "float32",
-             device_product_library());
+             device_facts.products);
     b.name = "cuda";
     b.details = details;
-    b.device = device_identity();
+    b.device = device_facts.identity;
     b.element_bytes = b.weight_bytes = sizeof(element);
     b.on_device = true;
     if (working_type == DTYPE_BF16) { /* cuDNN's is not for float32 */
-        by_cudnn.choice.from = device_cudnn_from();
+        by_cudnn.choice.from = device_facts.cudnn_from;
         by_cudnn.choice.failed = cudnn_why;
         b.attention_choice = &by_cudnn.choice;
         b.attention_open = in_turn<attention_cudnn_open>;

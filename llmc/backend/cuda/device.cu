@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct device_facts device_facts;
+
 static struct {
     bool open;
-    int cudnn_from;
-    int id, memory_node;
-    char name[384], identity[40], products[64];
+    int id;
     struct {
         void *memory;
         size_t bytes;
@@ -83,39 +83,19 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     if (error == cudaSuccess) error = streams_open();
     if (error != cudaSuccess) return refuse(why, why_size, error);
     if (!product_open(why, why_size)) return false;
-    snprintf(device.name, sizeof device.name, "%s (sm_%d%d, %d SMs, %.0f GB)", properties.name,
-             properties.major, properties.minor, properties.multiProcessorCount,
+    snprintf(device_facts.name, sizeof device_facts.name, "%s (sm_%d%d, %d SMs, %.0f GB)",
+             properties.name, properties.major, properties.minor, properties.multiProcessorCount,
              (double)properties.totalGlobalMem / 1e9);
     char address[32] = "";
     if (cudaDeviceGetPCIBusId(address, sizeof address, device.id) != cudaSuccess)
         cudaGetLastError();
-    device.memory_node = *address ? host_memory_node_of("", address) : -1;
+    device_facts.memory_node = *address ? host_memory_node_of("", address) : -1;
     for (size_t i = 0; i < sizeof properties.uuid.bytes; i++)
-        snprintf(device.identity + 2 * i, 3, "%02x", (unsigned char)properties.uuid.bytes[i]);
-    device.cudnn_from = properties.major >= 9 ? CUDNN_ATTENTION_FROM : 0;
-    product_library(device.products, sizeof device.products);
+        snprintf(device_facts.identity + 2 * i, 3, "%02x", (unsigned char)properties.uuid.bytes[i]);
+    device_facts.cudnn_from = properties.major >= 9 ? CUDNN_ATTENTION_FROM : 0;
+    product_library(device_facts.products, sizeof device_facts.products);
     device.open = true;
     return true;
-}
-
-const char *device_name(void) {
-    return device.name;
-}
-
-const char *device_identity(void) {
-    return device.identity;
-}
-
-int device_memory_node(void) {
-    return device.memory_node;
-}
-
-int device_cudnn_from(void) {
-    return device.cudnn_from;
-}
-
-const char *device_product_library(void) {
-    return device.products;
 }
 
 /* ---- memory ---- */

@@ -67,14 +67,16 @@
  * nothing. Returns false, with the reason in one line, if there is no device that these kernels
  * run on. */
 bool device_open(int local_rank, char *why, size_t why_size);
-/* These are known once the device is open. The name tells everything that results depend on:
+
+/* What is known once the device is open. The name tells everything that results depend on:
  * "NVIDIA H100 (sm_90, 132 SMs, 80 GB)". The identity names this one device, and is the same in
  * every process that uses it. */
-const char *device_name(void);
-const char *device_identity(void);
-int device_memory_node(void); /* NUMA node of the host nearest to the device; -1: unknown */
-const char *device_product_library(void);
-int device_cudnn_from(void); /* see `from` of struct attention_choice (backend.h) */
+struct device_facts {
+    char name[384], identity[40], products[64]; /* products: the library that makes them */
+    int memory_node;                            /* NUMA node nearest to the device; -1: unknown */
+    int cudnn_from; /* see `from` of struct attention_choice (backend.h) */
+};
+extern struct device_facts device_facts;
 
 /* Every operation holds a device_scope while it works: operations of several threads take turns,
  * and the calling thread is bound to the device. */

@@ -275,7 +275,7 @@ void device_download(void *host, const void *from, size_t bytes) {
 /* ---- copies beside the computing ---- */
 
 static bool prefer_node(void) {
-    const int node = device_memory_node();
+    const int node = device_facts.memory_node;
     return node >= 0 && host_memory_prefer(node);
 }
 
