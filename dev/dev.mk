@@ -249,7 +249,8 @@ aarch64:
 FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c llmc/model/tensors.c \
           llmc/data/dataloader.c llmc/util/file.c llmc/log/error.c llmc/checkpoint/safetensors.c \
           llmc/checkpoint/sharded_model.c llmc/checkpoint/checksum.c llmc/checkpoint/carried.c \
-          llmc/log/terminal.c lossynet/loss/loss_model.c lossynet/loss/loss_replay.c lossynet/loss/at.c
+          llmc/log/terminal.c lossynet/loss/loss_model.c lossynet/loss/loss_replay.c lossynet/loss/at.c \
+          lossynet/base/log.c lossynet/base/memory.c
 FUZZ_FLAGS := -std=c11 -O1 $(DEBUG) -Wall -Wextra -fno-sanitize-recover=all \
               -Wl,--wrap=file_map,--wrap=file_unmap
 FUZZED_HEADERS := $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h lossynet/*/*/*.h)

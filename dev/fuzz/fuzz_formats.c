@@ -33,11 +33,6 @@
 #include "lossynet/loss/loss.h"
 #include "test/support/write_model.h"
 
-/* loss_model.c's only need of the rest of lossynet */
-void *ln_memory_take(size_t count, size_t size) {
-    return calloc(count ? count : 1, size);
-}
-
 /* Only writers of checkpoints read a tokenizer, and no writer is called here. So SentencePiece is not
  * linked. */
 int tokenizer_open(const char *path, struct tokenizer **tokenizer) {

@@ -44,8 +44,8 @@ struct jsonl {
 /* Which run a log must be of to be continued: one that began at this checkpoint, or that saved it. */
 struct origin {
     const char *checkpoint; /* NULL: any run */
-    char *options;          /* of the run that saved it, as the log has them */
-    bool found;
+    char *options;          /* of the run that saved it, as the log has them; NULL: not known */
+    bool found, other;      /* a line of such a run, of another one */
 };
 
 /* Whether a line of an earlier part of the run is still valid when `step` steps are done. Sets
@@ -54,12 +54,14 @@ static bool holds(const char *line, size_t bytes, int step, struct jsonl *log,
                   struct origin *origin) {
     json_t *event = json_loadb(line, bytes, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));
-    const char *from = json_string_value(json_object_get(event, "checkpoint"));
     json_int_t at = json_integer_value(json_object_get(event, "step"));
-    if (kind && !strcmp(kind, "run") && origin->options)
-        origin->found |= memmem(line, bytes, origin->options, strlen(origin->options)) != NULL;
-    if (kind && !strcmp(kind, "resume") && from && origin->checkpoint)
-        origin->found |= !strcmp(from, origin->checkpoint);
+    if (kind && !strcmp(kind, "run") && origin->options) {
+        const char *from =
+            json_string_value(json_object_get(json_object_get(event, "options"), "resume"));
+        const bool found = memmem(line, bytes, origin->options, strlen(origin->options)) ||
+                           (from && origin->checkpoint && !strcmp(from, origin->checkpoint));
+        *(found ? &origin->found : &origin->other) = true;
+    }
     bool yes = kind && strcmp(kind, "end") != 0 && (strcmp(kind, "step") ? at <= step : at < step);
     if (yes && !strcmp(kind, "resume") && log->last < 0) log->last = (int)at - 1;
     if (yes && !strcmp(kind, "step") && at > log->last) {
@@ -115,7 +117,7 @@ static int cut_back(const char *path, int step, struct jsonl *log, struct origin
                      : 0;
     if (copy_valid(&map, step, file, partial, &prefix, log, origin)) status = -1;
     if (file_unmap(&map)) status = -1;
-    if (origin->checkpoint && old.st_size && !origin->found) {
+    if (origin->other && !origin->found) {
         if (file >= 0) close(file), unlink(partial);
         return log_error("%s: another run than that of '%s' wrote it, and its lines would be lost: "
                          "expected that run's log, or a new file (--log)",

@@ -24,8 +24,8 @@ struct jsonl; /* a NULL log discards every line */
 int jsonl_open(const char *path, int step, struct jsonl **out);
 /* The same for a run: makes the directory `out_directory`, and opens `path`, or log.jsonl in that
  * directory. Either may be NULL; if both are, or on a rank other than 0, there is no log.
- * checkpoint: where the run begins, and saved: the trainer.json there; or NULL. A log that neither the
- * run which saved that checkpoint nor one which began there has written is refused, and stays. */
+ * checkpoint: where the run begins, and saved: the trainer.json there; or NULL. A log that other runs
+ * have written than the one which saved that checkpoint, or one which began there, is refused and stays. */
 int jsonl_open_of_run(const char *path, const char *out_directory, int rank, int step,
                       const char *checkpoint, const json_t *saved, struct jsonl **out);
 /* Writes one line, and takes over the reference to `event`, also if log is NULL. Returns 0, or

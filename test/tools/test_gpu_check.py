@@ -357,7 +357,7 @@ LOG = r"""
 #include "llmc/log/jsonl.h"
 int main(int count, char **words) {
     struct jsonl *log;
-    if (count < 2 || jsonl_open_of_run(words[1], NULL, 0, 0, &log)) return 1;
+    if (count < 2 || jsonl_open_of_run(words[1], NULL, 0, 0, NULL, NULL, &log)) return 1;
     return jsonl_write(log, json_pack("{s:s}", "event", "run")) ? 1 : 0;
 }"""
 

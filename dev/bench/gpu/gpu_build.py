@@ -101,7 +101,7 @@ def commands(build, nvcc):
             if str(source) not in apart:
                 add(CC, source, source.with_suffix(""))
     link = ["g++", *COMMON]
-    libraries = ["-lm", *(word for folder in ("lib64", "lib")
+    libraries = ["-lm", "-lresolv", *(word for folder in ("lib64", "lib")
                           for word in (f"-L{toolkit}/{folder}", f"-Wl,-rpath,{toolkit}/{folder}")),
                  "-lcudart_static", "-ldl", "-lrt", "-lpthread",
                  *([f"-Wl,-rpath,{cublas}/lib"] if cublas else [])]
