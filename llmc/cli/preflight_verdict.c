@@ -113,15 +113,18 @@ static struct preflight_finding *judge(struct preflight_findings *out, int kind,
                                        const char *name, const struct preflight_traffic *t,
                                        const struct preflight_traffic *usual) {
     const double in = t->in / usual->in, sent = t->out / usual->out;
+    const bool slow_in = in < RATE_LEAST, slow_out = sent < RATE_LEAST;
     const struct {
         bool is;
         const char *format;
         double percent;
-    } bad[] = {{in<RATE_LEAST, in> 0 ? "received %.0f%% of the median rate from every peer"
-                                     : "received nothing from any peer",
+    } bad[] = {{slow_in,
+                in > 0 ? "received %.0f%% of the median rate from every peer"
+                       : "received nothing from any peer",
                 100 * in},
-               {sent<RATE_LEAST, sent> 0 ? "sent %.0f%% of the median rate to every peer"
-                                         : "sent nothing that arrived at any peer",
+               {slow_out,
+                sent > 0 ? "sent %.0f%% of the median rate to every peer"
+                         : "sent nothing that arrived at any peer",
                 100 * sent},
                {t->in > 0 && t->lost_in > usual->lost_in + LOSS_MOST,
                 "lost %.1f%% of what every peer sent to it", 100 * t->lost_in},
