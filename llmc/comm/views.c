@@ -366,13 +366,13 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
     if (v->epoch > 1 && v->world.rank == 0) progress_message(progress, line);
     const int workers = views_workers(v);
     const int64_t sequences = options_micro_batches(v->options, workers) * v->options->batch;
-    jsonl_write(
-        log, json_pack("{s:s, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:I, s:o, s:o, s:o}", "event",
-                       "view", "step", step, "view", (json_int_t)v->epoch, "ranks", v->world.ranks,
-                       "workers", workers, "sequences", (json_int_t)sequences, "left", v->left,
-                       "joined", v->joined, "adopted_packets", (json_int_t)r->adopted,
-                       "adopted_mean_age", jsonl_number(r->mean_age), "adopted_max_age",
-                       jsonl_number(r->max_age), "seconds", jsonl_number(seconds)));
+    jsonl_write(log, json_pack("{s:s, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:I, s:o, s:o, s:o}",
+                               "event", "view", "step", step, "view", (json_int_t)v->epoch, "ranks",
+                               v->world.ranks, "workers", workers, "sequences",
+                               (json_int_t)sequences, "left", v->left, "joined", v->joined,
+                               "adopted_packets", (json_int_t)r->adopted, "adopted_mean_age",
+                               jsonl_number(r->mean_age), "adopted_max_age",
+                               jsonl_number(r->max_age), "seconds", jsonl_number(seconds)));
 }
 
 int views_tell(struct views *v, struct data_parallel *d) {

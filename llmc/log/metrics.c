@@ -135,8 +135,9 @@ void metrics_print_traffic(const struct run_metrics *run, const struct metrics_t
            100 * loss_rate(sum, 0), 100 * loss_rate(sum, 1), 100 * extra_traffic(sum), t->rounds[0],
            t->rounds[1], bytes);
     if (sum->max_age >= NOTABLE_AGE)
-        printf("note: oldest value of a replica: %lld steps (its owner's packets do not reach it)\n",
-               (long long)sum->max_age);
+        printf(
+            "note: oldest value of a replica: %lld steps (its owner's packets do not reach it)\n",
+            (long long)sum->max_age);
 }
 
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,

@@ -94,9 +94,8 @@ static void test_a_look_at_the_network(void **state) {
     const char *name;
     fake.hear = only_the_first_path;
     leave_traces();
-    assert_int_equal(
-        ln_transport_probe(&settings, fake_open, node, 0.01, path, &name),
-        LOSSYNET_OK);
+    assert_int_equal(ln_transport_probe(&settings, fake_open, node, 0.01, path, &name),
+                     LOSSYNET_OK);
     assert_string_equal(name, "test");
     assert_true(path[1].sent > 0);
 }
