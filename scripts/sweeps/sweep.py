@@ -20,7 +20,8 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
     order = 2                          # after all of order 1 (the default)
     title = Continued training         # what tables and plots call it
     against = wire-dtype=float32       # compared with the run that has this
-                                       # and is the same otherwise
+                                       # and is the same otherwise; A and B:
+                                       # with the mean of both
     rule = none hadamard               # with the rule of others/hadamard.c
     name/plain = ours/no the_paper/yes # names of the arms, for tables, plots
     launch = mpirun -np 64             # stands before every command

@@ -36,6 +36,17 @@ def step_tax(base, perplexity):
     return 1.0
 
 
+def base_of(run, results):
+    """The result that a run is compared with. Where it has several bases, that is the first one's, with the
+    geometric mean of their perplexities; None while one is missing."""
+    bases = [results.get(base) for base in (run.baseline, *run.also)]
+    if None in bases or len(bases) == 1:
+        return None if None in bases else bases[0]
+    perplexities = [base["perplexity"] for base in bases]
+    return {**bases[0], "perplexity": None if None in perplexities else
+            math.exp(average([math.log(perplexity) for perplexity in perplexities]))}
+
+
 def group_runs(settings, results):
     """Groups the finished runs by section and label, with their baselines where those are finished.
     Groups are in the order of the file; those that differ in the loss rate alone are ordered by it."""
@@ -51,8 +62,7 @@ def group_runs(settings, results):
             group = groups.setdefault((section.name, run.label()), {
                 "section": section, "label": run.label(), "run": run, "members": []})
             if run.id not in (member[-1].id for member in group["members"]):
-                group["members"].append((run.value("seed", "1"), results[run.id],
-                                         results.get(run.baseline), run))
+                group["members"].append((run.value("seed", "1"), results[run.id], base_of(run, results), run))
     place, kinds = {section: i for i, section in enumerate(settings.sections)}, {}
     def order(group):
         run = group["run"]

@@ -124,6 +124,7 @@ class Run:
     def __init__(self, section, options, start):
         self.section, self.options, self.start = section, options, start
         self.key = self.id = self.baseline = None
+        self.also = []  # more bases: the run is compared with the geometric mean of all
 
     def value(self, name, default="0"):
         return self.options.get(name, default)
@@ -296,7 +297,7 @@ class Section:
     def __init__(self, name, line):
         self.name, self.line = name, line
         self.title, self.start, self.order = name, None, 1
-        self.against = {}  # options of the run that another run is compared with
+        self.against = []  # for each base: options of the run that another run is compared with
         self.axes = {}  # {tuple of names: list of tuples of values}
         self.varying, self.loss_options, self.runs = [], set(), []
         self.named = set()  # the options whose values are an arm with a name
@@ -359,11 +360,15 @@ class Settings:
         elif name == "start":
             section.start = value
         elif name == "against":
-            for word in value.split():
-                one, equals, against = word.partition("=")
-                if not equals or one not in self.known:
-                    raise self.wrong(number, f"against has '{word}', expected OPTION=VALUE ...")
-                section.against[one] = against
+            if section.against:
+                raise self.wrong(number, f"a second 'against', '{value}': expected one, OPTION=VALUE ... [and OPTION=VALUE ...]")
+            for words in f" {value} ".split(" and "):
+                section.against.append({})
+                for word in words.split() or [""]:
+                    one, equals, against = word.partition("=")
+                    if not equals or one not in self.known:
+                        raise self.wrong(number, f"against has '{word}', expected OPTION=VALUE ... [and OPTION=VALUE ...]")
+                    section.against[-1][one] = against
         elif name == "order":
             if not value.isdigit():
                 raise self.wrong(number, f"order is '{value}', expected a whole number")
@@ -430,19 +435,24 @@ class Settings:
         self.schedule()
 
     def compare(self, section):
-        """Sets baselines where the section has `against`: a run's baseline is then the run that has
-        the values of `against` and otherwise the same options."""
-        against = {**self.common.against, **section.against}
-        if not against:
-            return
+        """Sets baselines where the section has `against`: a run's bases are then the runs that have
+        the values of `against` and otherwise the same options. A second base is compared with the first."""
+        common = self.common.against[0] if self.common.against else {}
+        bases = [{**common, **own} for own in section.against] or self.common.against
         for run in section.runs:
-            wanted = {**run.options, **against}
-            same = [other.id for other in section.runs if other.options == wanted]
-            if not same:
-                options = ", ".join(f"{name} {value}" for name, value in against.items())
-                raise self.wrong(section.line, f"[{section.name}] has no run with {options} to "
-                                 f"compare '{run.label()}' with")
-            run.baseline = same[0]
+            found = []
+            for against in bases:
+                wanted = {**run.options, **against}
+                same = [other.id for other in section.runs if other.options == wanted]
+                if not same:
+                    options = ", ".join(f"{name} {value}" for name, value in against.items())
+                    raise self.wrong(section.line, f"[{section.name}] has no run with {options} to "
+                                     f"compare '{run.label()}' with")
+                found += same[:1]
+            if found:
+                run.baseline, *run.also = found
+            if run.id in found:
+                run.also = []
 
     def tell_apart(self, section):
         """Refuses runs that differ and that tables would take for seeds of one row. (Runs without loss share one: each

@@ -195,6 +195,17 @@ loss-rate = 0 0.25
             if run != base and run.replace("0%", "no loss").startswith(lost):
                 change = 100 * (float(row["perplexity"]) / against - 1)
                 assert float(row["changes"]) == pytest.approx(change, abs=0.02)
+    # With two bases, the change is against their geometric mean; a second base is compared with the first.
+    both = text.replace("[rounded]", "[rounded]\nagainst = carry=0 and wire-dtype=int8 packet-bytes=68")
+    done = sweep(write(tmp_path / "both", both, data), "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {run: row for (_, run), row in rows_of(tmp_path / "out").items()}
+    first, second = (rows[f"no loss, wire-dtype {kind}"] for kind in ("float32, packet-bytes 256", "int8, packet-bytes 68"))
+    perplexity = [float(row["perplexity"]) for row in (first, second)]
+    assert first["changes"] == "" and float(second["changes"]) == pytest.approx(100 * (perplexity[1] / perplexity[0] - 1), abs=0.02)
+    third = next(row for run, row in rows.items() if run.startswith("0%") and "int4" in run)
+    assert float(third["changes"]) == pytest.approx(
+        100 * (float(third["perplexity"]) / math.sqrt(perplexity[0] * perplexity[1]) - 1), abs=0.02)
     lost = write(tmp_path / "lost", text.replace("float32/256/0 ", ""), data)
     done = sweep(lost, "--list")
     assert done.returncode == 2 and "no run with wire-dtype float32, packet-bytes 256" in done.stderr
@@ -646,6 +657,8 @@ def test_plots_are_there(finished):
     (("steps = 6\n", ""), "has no 'steps'"),
     (("seed = 11", "seed = 11\nseed = 12"), "set already"),
     (("seed = 11", "seed = 11\nagainst = float32"), "expected OPTION=VALUE"),
+    (("seed = 11", "seed = 11\nagainst = loss-rate=0 and"), "against has '', expected OPTION=VALUE"),
+    (("seed = 11", "seed = 11\nagainst = loss-rate=0\nagainst = carry=0"), "a second 'against'"),
     (("{data}/val.bin", "{data}/none.bin"), "there is no file"),
     (("# a tiny", "prepare = false\n# a tiny"), "'false' failed"),
     (("# a tiny", "prepare = /no/such/program\n# a tiny"), "prepare:"),
