@@ -91,19 +91,27 @@ lossynet_status ln_names_open(struct lossynet_comm *comm,
     return status;
 }
 
+static bool is_a_tensor(const struct lossynet_settings *settings, const char *name,
+                        enum ln_at_numbers which) {
+    int t = 0;
+    while (t < settings->tensor_count && !ln_at_fits(name, settings->tensors[t].name, which)) t++;
+    return t < settings->tensor_count;
+}
+
 bool ln_names_exist(const struct ln_at *at, const char *setting,
                     const struct lossynet_settings *settings) {
-    uint32_t found = 0;
-    for (int t = 0; t < settings->tensor_count; t++)
-        found |= ln_at_names(at, settings->tensors[t].name);
     for (int i = 0; i < at->count; i++) {
-        const struct ln_at_entry *e = &at->entry[i];
-        if (!e->bit || found & e->bit) continue;
-        if (settings->tensor_count)
+        const char *name = at->entry[i].name;
+        if (!at->entry[i].bit ||
+            (is_a_tensor(settings, name, LN_AT_FIRST) && is_a_tensor(settings, name, LN_AT_LAST)))
+            continue;
+        if (is_a_tensor(settings, name, LN_AT_ALL))
+            ln_log("%s: '%s': expected two numbers that tensors have", setting, name);
+        else if (settings->tensor_count)
             ln_log("%s: '%s': no tensor has such a name: expected parts of one such as %s", setting,
-                   e->name, settings->tensors[settings->tensor_count / 2].name);
+                   name, settings->tensors[settings->tensor_count / 2].name);
         else
-            ln_log("%s: '%s': expected a list of tensors (settings.tensors)", setting, e->name);
+            ln_log("%s: '%s': expected a list of tensors (settings.tensors)", setting, name);
         return false;
     }
     return true;

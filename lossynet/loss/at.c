@@ -17,24 +17,26 @@
 
 /* ---- what entries name ---- */
 
-/* Whether a part of a name in the list stands for a part of a tensor's name. */
-static bool part_fits(const char *part, size_t length, const char *of_tensor, size_t n) {
+/* Whether a part of a name in the list stands for a part of a tensor's name; of a part A-B, all numbers or one end. */
+static bool part_fits(const char *part, size_t length, const char *of_tensor, size_t n,
+                      enum ln_at_numbers which) {
     if (length == n && !memcmp(part, of_tensor, n)) return true;
     if (!isdigit((unsigned char)*part) || !isdigit((unsigned char)*of_tensor)) return false;
     char *dash, *end, *after;
     const long low = strtol(part, &dash, 10);
     if (*dash != '-' || !isdigit((unsigned char)dash[1])) return false;
     const long high = strtol(dash + 1, &end, 10), number = strtol(of_tensor, &after, 10);
-    return end == part + length && after == of_tensor + n && low <= number && number <= high;
+    return end == part + length && after == of_tensor + n && low <= number && number <= high &&
+           (which != LN_AT_FIRST || number == low) && (which != LN_AT_LAST || number == high);
 }
 
-static bool name_fits(const char *name, const char *tensor) {
+bool ln_at_fits(const char *name, const char *tensor, enum ln_at_numbers which) {
     while (*name) {
         const size_t length = strcspn(name, ".");
         bool fits = false;
         while (*tensor && !fits) {
             const size_t n = strcspn(tensor, ".");
-            fits = part_fits(name, length, tensor, n);
+            fits = part_fits(name, length, tensor, n, which);
             tensor += n + (tensor[n] == '.');
         }
         if (!fits) return false;
@@ -46,7 +48,8 @@ static bool name_fits(const char *name, const char *tensor) {
 uint32_t ln_at_names(const struct ln_at *at, const char *tensor) {
     uint32_t names = 0;
     for (int i = 0; i < at->count; i++)
-        if (at->entry[i].bit && name_fits(at->entry[i].name, tensor)) names |= at->entry[i].bit;
+        if (at->entry[i].bit && ln_at_fits(at->entry[i].name, tensor, LN_AT_ALL))
+            names |= at->entry[i].bit;
     return names;
 }
 

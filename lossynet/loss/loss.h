@@ -39,6 +39,9 @@ struct ln_at_form {           /* what values may be */
 lossynet_status ln_at_parse(struct ln_at *at, const char *text, const struct ln_at_form *form,
                             int workers);
 void ln_at_close(struct ln_at *at);
+/* Whether a name of a list stands for a tensor; a part A-B of it for all of its numbers, the first or the last. */
+enum ln_at_numbers { LN_AT_ALL, LN_AT_FIRST, LN_AT_LAST };
+bool ln_at_fits(const char *name, const char *tensor, enum ln_at_numbers which);
 /* The bits of all entries that stand for a tensor. */
 uint32_t ln_at_names(const struct ln_at *at, const char *tensor);
 /* The value of packets on a link that hold parts of tensors with these bits: that of the last entry which

@@ -430,6 +430,8 @@ static void test_names_that_no_tensor_has(void **state) {
          "loss-at: 'a.2': no tensor has such a name: expected parts of one such as"},
         {NULL, "d=1", "repair-at: 'd': no tensor has such a name"},
         {"a.0-=0.5", NULL, "loss-at: 'a.0-': no tensor has such a name"},
+        {"a.1-2=0.5", NULL, "loss-at: 'a.1-2': expected two numbers that tensors have"},
+        {"a.1-0=0.5", NULL, "loss-at: 'a.1-0': no tensor has such a name"},
         {NULL, "a=17", "repair-at: 'a=17': round 17: expected a whole number from 0 to 16"},
         {NULL, "a=0.5", "repair-at: 'a=0.5': round 0.5: expected a whole number"},
         {NULL, "9=1", "repair-at: '9=1': worker 9: expected 0 to 3"},

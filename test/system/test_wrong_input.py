@@ -58,6 +58,7 @@ pytestmark = [pytest.mark.spread, pytest.mark.takes(40)]
     *((["--loss-at", text, "--workers", "8"], f"--loss-at: '{text}': expected WORKER=RATE or SENDER-RECEIVER=RATE")
       for text in ("6-=0.1", "6-*=", "6-*=0.1:", "**=1", "6-*=0.1:0:0", "6-7:1=1")),
     (["--loss-at", "layers.5=1", "--workers", "8"], "--loss-at: 'layers.5': no tensor has such a name: expected parts of"),
+    (["--loss-at", "layers.0-99=1", "--workers", "8"], "--loss-at: 'layers.0-99': expected two numbers that tensors have"),
     (["--loss-at", "layers.0=1", "--loss-at", "q_proj=0"], "--loss-at: expected once, with a comma between entries"),
     (["--repair-at", "layer=1", "--workers", "8"], "--repair-at: 'layer': no tensor has such a name"),
     (["--log-buckets", "--deadline", "1"], "--log-buckets: expected no --deadline"),
