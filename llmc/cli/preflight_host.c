@@ -44,7 +44,8 @@ int preflight_choose(const struct options *o, const struct lossynet_world *world
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, &layout, workers, planned.ranks, &run);
     memory_plan_place(&run, planned.ranks, planned.rank);
-    int failed = backend_select(o, &c, &run, world, false, &choice);
+    int failed = backend_select(o, &c, &run, world, false, &choice) ||
+                 comm_check_device(o, choice.backend->on_device);
     if (!failed) {
         const struct lossynet_settings network =
             comm_settings(o, &layout, workers, planned.ranks, run.run.device);
@@ -54,7 +55,7 @@ int preflight_choose(const struct options *o, const struct lossynet_world *world
         *disk = checkpoint_bytes(o, &c, &run);
     }
     param_layout_release(&layout);
-    return failed;
+    return failed ? -1 : 0;
 }
 
 /* ---- the device ---- */

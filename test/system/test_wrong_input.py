@@ -136,6 +136,14 @@ def test_no_plan_of_a_run_that_the_network_refuses():
     assert "packets for one owner: expected at most 1048576" in line
 
 
+def test_the_preflight_refuses_what_the_device_that_it_finds_cannot_do(data):
+    """--device auto, the default, takes the GPU, which keeps no lost gradients."""
+    for arguments in ("--preflight",), ("--steps", 1):
+        done = run("--train", data / "train.bin", "--model", "260K", "--workers", 2, "--carry", 1, *arguments,
+                   program=PROGRAM.parent / "emulated" / "train_llama2")
+        assert "--carry: expected --device cpu" in one_line(done, 1)
+
+
 def test_workers_must_divide_by_ranks(data, tmp_path):
     done = run(*settings(data, tmp_path / "out", workers=3), ranks=2)
     assert done.returncode == 2
