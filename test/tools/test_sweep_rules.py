@@ -1,6 +1,7 @@
 """Tests scripts/sweeps/sweep_rules.py: rules of others build, train, and their results are kept apart; and what
 --rule does with them and with files that are no rule."""
 import importlib
+import os
 import re
 import shutil
 import signal
@@ -143,6 +144,13 @@ def test_a_file_that_is_no_rule(number, text, options, says, build, data, tmp_pa
     done = run("--model=260K", f"--train={data}/train.bin", "--workers=4", f"--rule={path}", "--dry-run", *options)
     assert done.returncode == 2 and says.format(path=path) in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_pipe_is_no_rule(data, tmp_path):
+    """Nobody writes to it: the run does not wait."""
+    os.mkfifo(tmp_path / "rule.so")
+    done = run("--model=260K", f"--train={data}/train.bin", "--workers=4", f"--rule={tmp_path}/rule.so", "--dry-run")
+    assert done.returncode == 2 and "expected a regular file, a shared object" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("line, number, handled", [
