@@ -144,8 +144,8 @@ $(BUILD)/test/lossynet/test_lossynet $(BUILD)/test/lossynet/test_secure: \
     LDFLAGS += -Wl,--wrap=ln_memory_take
 # A test in which a name has two addresses.
 $(BUILD)/test/lossynet/test_rendezvous: LDFLAGS += -Wl,--wrap=getaddrinfo
-# Tests in which a hook drops, repeats and delays datagrams (test/lossynet/test_lossynet_threads.h).
-HOOKED := $(patsubst %,test/lossynet/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits \
+# Tests in which a hook drops, repeats and delays datagrams (test/lossynet/transport/test_lossynet_threads.h).
+HOOKED := $(patsubst %,test/lossynet/transport/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits \
               not_finite)
 $(HOOKED:%=$(BUILD)/%) $(HOOKED:%=$(BUILD)/thread/%): LDFLAGS += -Wl,--wrap=ln_dispatch
 
@@ -191,7 +191,7 @@ INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 $(DEBUG) -fno-sa
                 $(if $(filter 1,$(SECURE)),-DLOSSYNET_SECURE)
 SIMULATION := -fsanitize=address,undefined -include dev/simulation/threads.h
 SIMULATED := $(LOSSYNET) dev/fuzz/fuzz_packets.c dev/simulation/simulation.c
-THREADED := $(BUILD)/thread/test/lossynet/test_lossynet_udp
+THREADED := $(BUILD)/thread/test/lossynet/transport/test_lossynet_udp
 HAVE_CLANG := $(shell command -v clang)
 
 instrumented: $(BUILD)/round_trips $(BUILD)/late_ranks $(BUILD)/long_path $(BUILD)/bad_paths \
@@ -238,7 +238,7 @@ $(BUILD)/thread/test/%: $(BUILD)/thread/test/%.o $(LOSSYNET:%.c=$(BUILD)/thread/
 # The program for aarch64, by a cross compiler, and tests that qemu-user runs: see
 # test/system/test_aarch64.py. Only the compiler's own libraries are needed for that processor, since
 # all others have a switch. -O1 compiles in half the time of -O3.
-AARCH64_PROGRAMS := train_llama2 test/llmc/test_operators test/lossynet/test_elements
+AARCH64_PROGRAMS := train_llama2 test/llmc/test_operators test/lossynet/partition/test_elements
 aarch64:
 	@$(MAKE) --no-print-directory BUILD=$(BUILD)/aarch64 OPTIMISE=-O1 BARE=1 BLAS=none MPI=0 \
 	    VERBS=0 SECURE=0 MEET=0 CUDA=0 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ \

@@ -18,7 +18,7 @@ def run(log, *command):
 
 
 def test_no_race(tmp_path):
-    program, log = BUILD / "thread" / "test" / "lossynet" / "test_lossynet_udp", tmp_path / "log"
+    program, log = BUILD / "thread" / "test" / "lossynet" / "transport" / "test_lossynet_udp", tmp_path / "log"
     done = run(log, program)
     reports = "".join(file.read_text() for file in tmp_path.glob("log*"))
     if "unexpected memory mapping" in reports + done.stderr:

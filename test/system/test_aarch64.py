@@ -28,7 +28,7 @@ def emulate(program, *arguments):
 
 
 @pytest.mark.parametrize("program, cases", [("test/llmc/test_operators", 40),
-                                            ("test/lossynet/test_elements", 5)])
+                                            ("test/lossynet/partition/test_elements", 5)])
 def test_c_program(program, cases):
     results = re.findall(r"^(.* test_\w+): (ok|FAILED|skipped)$", emulate(program), re.MULTILINE)
     wrong = [line for line in results if line[1] != "ok"]

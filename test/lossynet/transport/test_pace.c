@@ -1,7 +1,7 @@
 /* test_pace.c — tests the rule of the loss budget with simulated links of a known rate: step by
  * step, and second by second with the reports of a peer on a made-up network.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 #include "lossynet/transport/exchange/exchange.h"
 

@@ -4,7 +4,7 @@
 #ifndef TEST_LOSSYNET_THREADS_H
 #define TEST_LOSSYNET_THREADS_H
 
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 #include "lossynet/transport/exchange/exchange.h"
 

@@ -3,7 +3,7 @@
 #ifndef TEST_FAKE_LINK_H
 #define TEST_FAKE_LINK_H
 
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 enum { FAKE_ANSWERS = 256, FAKE_BYTES = WIRE_HEADER_BYTES + WIRE_STATE_BYTES };
 

@@ -11,7 +11,7 @@
  *
  * Exit code 0: the scenario ran; 1: it failed; 77: started by mpirun, but built without MPI.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 static const struct {
     const char *model;
