@@ -3,7 +3,6 @@
 #ifndef LLMC_UTIL_FILE_H
 #define LLMC_UTIL_FILE_H
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -55,7 +54,8 @@ int file_finish(int descriptor, const char *path);
 
 /* Writes a file anew, and syncs it. Returns 0, or -1 after reporting. */
 int file_write_bytes(const char *path, const void *data, size_t bytes);
-int file_write_json(const char *path, const json_t *json, size_t flags); /* NULL: out of memory */
+struct json_t; /* NULL: out of memory */
+int file_write_json(const char *path, const struct json_t *json, size_t flags);
 
 /* Copies a file's bytes to a new file and syncs it. */
 int file_copy(const char *from, const char *to);
