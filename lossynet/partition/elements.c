@@ -101,25 +101,24 @@ static LN_INLINE uint8_t scale_of(const float x[BLOCK], int bits) {
 /* Adds a random number from 0 to 1 to each element, in units, and rounds down. The number lies
  * halfway between two multiples of 2^-16. So its sum with an integer is exact, multiples of the
  * unit do not change, and elements are not rounded down more often than up. */
-static LN_INLINE void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse,
+static LN_INLINE void round_at_random(float q[BLOCK], const float x[BLOCK], float inverse,
                                       uint64_t key) {
     const uint32_t lot = (uint32_t)ln_mix(key);
     for (uint32_t i = 0; i < BLOCK; i++) {
         const uint32_t random = ln_mix32(lot + i) >> 16;
         const float up = ((float)(int32_t)random + 0.5f) * 0x1p-16f;
-        const float sum = x[i] * inverse + up;
-        const int32_t cut = (int32_t)sum;
-        q[i] = (int8_t)(cut - (sum < (float)cut));
+        const float sum = x[i] * inverse + up, cut = (float)(int32_t)sum;
+        q[i] = cut - (float)(sum < cut);
     }
 }
 
-static LN_INLINE void round_to_nearest(int8_t q[BLOCK], const float x[BLOCK], float inverse) {
+static LN_INLINE void round_to_nearest(float q[BLOCK], const float x[BLOCK], float inverse) {
     const float shift = 0x1.8p23f; /* floats of this size are integers; ties go to even */
-    for (int i = 0; i < BLOCK; i++) q[i] = (int8_t)(x[i] * inverse + shift - shift);
+    for (int i = 0; i < BLOCK; i++) q[i] = x[i] * inverse + shift - shift;
 }
 
 /* Rounds a block of count <= BLOCK elements to integers q. Returns its scale. */
-static LN_INLINE uint8_t quantise(int8_t q[BLOCK], const float *from, size_t count, int bits,
+static LN_INLINE uint8_t quantise(float q[BLOCK], const float *from, size_t count, int bits,
                                   bool random, uint64_t key) {
     float padded[BLOCK];
     const float *x = from;
@@ -168,18 +167,18 @@ static LN_INLINE void narrow(uint16_t *to, const float *from, size_t count) {
         for (size_t j = 0; j < count; j++) to[j] = upper_half(from[j]);
 }
 
-static LN_INLINE void multiply(float *to, const int8_t *q, float unit, size_t count) {
+static LN_INLINE void multiply(float *to, const float *q, float unit, size_t count) {
     if (count == BLOCK)
-        for (int j = 0; j < BLOCK; j++) to[j] = (float)q[j] * unit;
+        for (int j = 0; j < BLOCK; j++) to[j] = q[j] * unit;
     else
-        for (size_t j = 0; j < count; j++) to[j] = (float)q[j] * unit;
+        for (size_t j = 0; j < count; j++) to[j] = q[j] * unit;
 }
 
 static LN_INLINE void round_blocks(const struct ln_rounding *r, float *to, const float *from,
                                    size_t n) {
     const int bits = ln_block_bits(r->dtype);
     for (size_t i = 0; i < n; i += BLOCK) {
-        int8_t q[BLOCK];
+        float q[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
         const uint8_t scale = quantise(q, from + i, count, bits, r->random, r->key + r->offset + i);
         multiply(to + i, q, unit_of(scale, bits), count);
@@ -214,27 +213,33 @@ static LN_INLINE void pack_small(uint8_t *out, const int8_t q[BLOCK], int bits) 
         memcpy(out, of_6, sizeof of_6);
 }
 
-/* Packs float32 elements `from`, or if from is NULL the elements `bf16`. */
-static LN_INLINE void pack_blocks(const struct ln_rounding *r, uint8_t *to, const float *from,
-                                  const uint16_t *bf16, size_t n) {
-    const int bits = ln_block_bits(r->dtype);
+/* Packs float32 elements `from`, or if from is NULL the elements `bf16`. bits: a constant, so that
+ * compilers compute the masks. */
+static LN_INLINE void pack_of(int bits, const struct ln_rounding *r, uint8_t *to, const float *from,
+                              const uint16_t *bf16, size_t n) {
     uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
-    for (size_t i = 0; i < n; i += BLOCK) {
+    for (size_t i = 0; i < n; i += BLOCK, out += BLOCK / 8 * bits) {
+        float wide[BLOCK], whole[BLOCK];
         int8_t q[BLOCK];
-        float wide[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
         if (!from) widen(wide, bf16 + i, count);
         *scale++ =
-            quantise(q, from ? from + i : wide, count, bits, r->random, r->key + r->offset + i);
-        uint8_t last[BLOCK], *block = count < BLOCK ? last : out + bytes_of(i, bits);
+            quantise(whole, from ? from + i : wide, count, bits, r->random, r->key + r->offset + i);
+        for (int j = 0; j < BLOCK; j++) q[j] = (int8_t)(int32_t)whole[j];
+        uint8_t last[BLOCK], *block = count < BLOCK ? last : out;
         if (bits == 8)
             memcpy(block, q, BLOCK);
-        else if (bits == 6) /* a constant lets compilers compute the masks */
-            pack_small(block, q, 6);
         else
-            pack_small(block, q, 4);
-        if (count < BLOCK) memcpy(out + bytes_of(i, bits), last, bytes_of(count, bits));
+            pack_small(block, q, bits);
+        if (count < BLOCK) memcpy(out, last, bytes_of(count, bits));
     }
+}
+
+static LN_INLINE void pack_blocks(const struct ln_rounding *r, uint8_t *to, const float *from,
+                                  const uint16_t *bf16, size_t n) {
+    if (r->dtype == LOSSYNET_INT8) pack_of(8, r, to, from, bf16, n);
+    if (r->dtype == LOSSYNET_INT6) pack_of(6, r, to, from, bf16, n);
+    if (r->dtype == LOSSYNET_INT4) pack_of(4, r, to, from, bf16, n);
 }
 
 static LN_INLINE void unpack_small(int8_t q[BLOCK], const uint8_t *in, int bits) {
@@ -251,23 +256,38 @@ static LN_INLINE void unpack_small(int8_t q[BLOCK], const uint8_t *in, int bits)
     for (int j = 0; j < BLOCK; j++) q[j] = (int8_t)((q[j] ^ sign) - sign);
 }
 
-static LN_INLINE void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
-                                    const uint8_t *payload, size_t n) {
-    const int bits = ln_block_bits(dtype);
+/* Unpacks a block of count elements. */
+static LN_INLINE void unpack_block(int bits, float *to, const uint8_t *in, float unit,
+                                   size_t count) {
+    int8_t q[BLOCK];
+    float whole[BLOCK];
+    uint8_t last[BLOCK] = {0};
+    if (count < BLOCK) in = memcpy(last, in, bytes_of(count, bits));
+    if (bits < 8) unpack_small(q, in, bits);
+    for (int j = 0; j < BLOCK; j++) whole[j] = bits < 8 ? q[j] : (int8_t)in[j];
+    multiply(to, whole, unit, count);
+}
+
+/* bits: a constant. Elements go to `to`, or if to is NULL to `bf16`. */
+static LN_INLINE void unpack_of(int bits, float *to, uint16_t *bf16, const uint8_t *payload,
+                                size_t n) {
     const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
-    for (size_t i = 0; i < n; i += BLOCK) {
-        int8_t q[BLOCK];
-        float wide[BLOCK];
+    for (size_t i = 0; i < n; i += BLOCK, in += BLOCK / 8 * bits) {
+        float wide[BLOCK], *out = to ? to + i : wide, unit = unit_of(*scale++, bits);
         const size_t count = smaller(BLOCK, n - i);
-        uint8_t last[BLOCK] = {0};
-        const uint8_t *block = in + bytes_of(i, bits);
-        if (count < BLOCK) block = memcpy(last, block, bytes_of(count, bits));
-        if (bits == 6) unpack_small(q, block, 6);
-        if (bits == 4) unpack_small(q, block, 4);
-        multiply(to ? to + i : wide, bits < 8 ? q : (const int8_t *)block, unit_of(*scale++, bits),
-                 count);
+        if (count == BLOCK)
+            unpack_block(bits, out, in, unit, BLOCK);
+        else
+            unpack_block(bits, out, in, unit, count);
         if (!to) narrow(bf16 + i, wide, count);
     }
+}
+
+static LN_INLINE void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
+                                    const uint8_t *payload, size_t n) {
+    if (dtype == LOSSYNET_INT8) unpack_of(8, to, bf16, payload, n);
+    if (dtype == LOSSYNET_INT6) unpack_of(6, to, bf16, payload, n);
+    if (dtype == LOSSYNET_INT4) unpack_of(4, to, bf16, payload, n);
 }
 
 uint8_t ln_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count) {
@@ -278,10 +298,9 @@ uint8_t ln_block_scale(lossynet_wire_dtype dtype, const float *block, size_t cou
 
 float ln_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
     const int bits = ln_block_bits(dtype);
-    float block[BLOCK] = {x};
-    int8_t q[BLOCK] = {0};
+    float block[BLOCK] = {x}, q[BLOCK] = {0};
     if (scale != NOT_FINITE) round_to_nearest(q, block, from_exponent(254 - (scale - (bits - 2))));
-    return (float)q[0] * unit_of(scale, bits);
+    return q[0] * unit_of(scale, bits);
 }
 
 /* ---- all formats ---- */
