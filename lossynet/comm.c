@@ -240,6 +240,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
     const struct ln_transport_facts facts = ln_transport_facts(comm->transport);
     comm->resources.pool.bytes += facts.bytes;
     comm->exchange.reliable = facts.reliable;
+    comm->exchange.lanes = facts.threads;
     comm->steps.skips = settings->network.skip_late && !facts.reliable;
     status = prepare(comm, settings, payload_for(settings, facts.payload_most));
     status = agree(comm, settings, status);
@@ -401,14 +402,18 @@ static size_t memory_needed(const struct lossynet_world *world,
         settings, (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer);
     place(comm, world, settings->workers);
     comm->steps.skips = settings->network.skip_late && world->ranks > 1;
+    const size_t threads = settings->link != LOSSYNET_LINK_MPI && settings->network.threads > 1
+                               ? (size_t)settings->network.threads
+                               : 1;
+    comm->exchange.lanes = threads;
     if (prepare(comm, settings, packet) == LOSSYNET_OK) {
         bytes = comm->resources.pool.bytes;
         if (world->ranks > 1) {
-            bytes += ln_transport_memory(world->ranks, packet, settings->network.encrypt);
-            bytes += (settings->link == LOSSYNET_LINK_UDP ? ln_link_udp_memory
-                      : settings->link == LOSSYNET_LINK_VERBS
-                          ? ln_link_verbs_memory
-                          : ln_link_mpi_memory)(world->ranks, packet);
+            bytes += threads * ln_transport_memory(world->ranks, packet, settings->network.encrypt);
+            bytes += threads * (settings->link == LOSSYNET_LINK_UDP ? ln_link_udp_memory
+                                : settings->link == LOSSYNET_LINK_VERBS
+                                    ? ln_link_verbs_memory
+                                    : ln_link_mpi_memory)(world->ranks, packet);
         }
     }
     lossynet_close(comm);

@@ -329,6 +329,7 @@ struct lossynet_options {
     int wire_dtype; /* lossynet_wire_dtype, or LOSSYNET_WIRE_AUTO */
     const char *interface, *port_range, *traffic_class;
     double pace_gbps, loss_budget, peer_timeout; /* peer_timeout -1: the default */
+    int link_threads;
     const char *deadline, *key_file, *record_loss;
     bool encrypt;
     int drift_samples;

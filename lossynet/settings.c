@@ -150,6 +150,11 @@ lossynet_status ln_settings_check(const struct lossynet_world *world,
             "loss-budget %g: expected a share below 1, and pace-gbps too, the rate of a "
             "rank's link",
             settings->network.loss_budget);
+    if (settings->network.threads < 0 || settings->network.threads > LOSSYNET_LINK_THREADS)
+        return ln_refuse("link-threads %d: expected 1 to %d", settings->network.threads,
+                         LOSSYNET_LINK_THREADS);
+    if (settings->network.threads > 1 && settings->network.skip_late)
+        return ln_refuse("link-threads %d: expected no deadline", settings->network.threads);
     if (settings->network.dscp < 0 || settings->network.dscp > 63)
         return ln_refuse("traffic class %d: expected a DSCP from 0 to 63", settings->network.dscp);
     if (settings->drift_samples < 0)

@@ -137,6 +137,7 @@ static const struct lossynet_option table[] = {
     ELSEWHERE("wire-dtype"),
     ELSEWHERE("interface"),
     ELSEWHERE("port-range"),
+    ELSEWHERE("link-threads"),
     ELSEWHERE("pace-gbps"),
     ELSEWHERE("loss-budget"),
     ELSEWHERE("traffic-class"),

@@ -219,20 +219,29 @@ void ln_round_others(const struct lossynet_comm *comm, lossynet_phase phase, flo
 struct ln_cursor { /* the next packet to send, for (phase, rank, local worker) */
     int bucket;    /* in the phase's order */
     int receiver;  /* index of a worker in that rank */
-    size_t packet;
+    size_t packet; /* of the thread's own */
 };
 
 struct ln_source { /* where the packets of a phase that we send come from */
     float *const *vectors;
     const float *const *ahead; /* PARAMETER: lead.ahead of this broadcast */
     int *ready;                /* [V]: buckets that may leave, in the phase's order; atomic */
-    struct ln_cursor *cursor;  /* [R][V] */
-    int *next;                 /* [R]: local worker that sends next */
+};
+
+/* What a thread of the transport has of its own. Of the K of them, thread i moves packets i, i + K, i + 2 K
+ * ... of each shard. */
+struct ln_lane {
+    struct lossynet_comm *comm;
+    size_t number;               /* i */
+    struct ln_cursor *cursor[2]; /* by phase, [R][V] */
+    int *next[2];                /* [R]: local worker that sends next */
+    uint8_t *rounded; /* [LOSSYNET_BATCH][packet_bytes]: rounded payloads; NULL: none are rounded */
 };
 
 struct ln_exchange {
     struct ln_source source[2]; /* by phase */
-    uint8_t *rounded; /* [LOSSYNET_BATCH][packet_bytes]: rounded payloads; NULL: none are rounded */
+    struct ln_lane *lane;       /* [lanes] */
+    size_t lanes;
     /* For each packet that a local worker owns: its parameters in blocks, packed once for all
      * receivers, and whether this is done. NULL: they are packed for each receiver. */
     uint8_t *kept;

@@ -3,7 +3,8 @@
  *
  * Local workers take turns in sending to a rank. Each worker's buckets leave in the phase's order
  * (transport.h). Packets that injected loss drops are not sent. Gradients go into the inbox and set
- * their mask. Parameters go into the vector and become fresh.
+ * their mask. Parameters go into the vector and become fresh. With several threads (network.threads)
+ * each takes packets of its own, struct ln_lane.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -39,8 +40,11 @@ void ln_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *c
     fill_outgoing(comm, phase, lossless);
     source->vectors = vectors;
     source->ahead = phase == LOSSYNET_PARAMETER ? comm->lead.ahead : NULL;
-    memset(source->cursor, 0, ranks * local * sizeof *source->cursor);
-    memset(source->next, 0, ranks * sizeof *source->next);
+    for (size_t i = 0; i < comm->exchange.lanes; i++) {
+        const struct ln_lane *lane = &comm->exchange.lane[i];
+        memset(lane->cursor[phase], 0, ranks * local * sizeof **lane->cursor);
+        memset(lane->next[phase], 0, ranks * sizeof **lane->next);
+    }
     if (phase == LOSSYNET_PARAMETER && comm->exchange.kept)
         memset(comm->exchange.is_kept, 0, owned_packets(comm) * sizeof *comm->exchange.is_kept);
     for (size_t v = 0; v < local; v++) __atomic_store_n(&source->ready[v], 0, __ATOMIC_RELEASE);
@@ -69,18 +73,19 @@ void ln_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase) {
 /* ---- what leaves ---- */
 
 /* The cursors [V] for sending to a rank. */
-static struct ln_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase, int rank) {
-    return comm->exchange.source[phase].cursor + (size_t)rank * comm->workers.local;
+static struct ln_cursor *cursors(const struct ln_lane *lane, lossynet_phase phase, int rank) {
+    return lane->cursor[phase] + (size_t)rank * lane->comm->workers.local;
 }
 
 /* Memory for a packet's rounded payload. Parameters in blocks are packed once for all receivers;
  * all other packets use the memory of span n. *done: the payload is there already. */
-static uint8_t *place(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
-                      int bucket, size_t packet, bool *done) {
+static uint8_t *place(const struct ln_lane *lane, lossynet_phase phase, int v, int n, int bucket,
+                      size_t packet, bool *done) {
+    const struct lossynet_comm *comm = lane->comm;
     const struct ln_exchange *exchange = &comm->exchange;
     *done = false;
     if (phase == LOSSYNET_GRADIENT || !exchange->kept)
-        return exchange->rounded + (size_t)n * exchange->packet_bytes;
+        return lane->rounded + (size_t)n * exchange->packet_bytes;
     const struct ln_partition *partition = &comm->partition;
     const int owner = comm->workers.first + v;
     const size_t k = partition->owner_start[owner] - partition->owner_start[comm->workers.first] +
@@ -92,9 +97,10 @@ static uint8_t *place(const struct lossynet_comm *comm, lossynet_phase phase, in
 
 /* The payload of a packet of local worker v: the elements in the vector, or a rounded copy. n:
  * index of the span; offset: of the first element in the vector. */
-static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
+static const void *payload(const struct ln_lane *lane, lossynet_phase phase, int v, int n,
                            const float *vector, int bucket, size_t packet, size_t offset,
                            size_t count) {
+    const struct lossynet_comm *comm = lane->comm;
     const bool bf16 = comm->resources.bf16 && phase == LOSSYNET_GRADIENT;
     const struct ln_source *source = &comm->exchange.source[phase];
     const void *elements = ln_element(comm, vector, offset);
@@ -103,7 +109,7 @@ static const void *payload(const struct lossynet_comm *comm, lossynet_phase phas
                    packet * comm->partition.packet_elements;
     const bool as_is = bf16 ? !ln_has_blocks(&comm->partition) : !ln_has_bf16(&comm->partition);
     bool done = false;
-    uint8_t *rounded = as_is ? NULL : place(comm, phase, v, n, bucket, packet, &done);
+    uint8_t *rounded = as_is ? NULL : place(lane, phase, v, n, bucket, packet, &done);
     const struct ln_rounding r = ln_rounding_of(comm, phase, comm->workers.first + v, offset);
     if (bf16 && !as_is)
         ln_elements_pack_bf16(&r, rounded, elements, count);
@@ -117,8 +123,9 @@ static const void *payload(const struct lossynet_comm *comm, lossynet_phase phas
 
 /* Adds the next packets of local worker v for a rank to spans[n], from cursor `at` on, if their
  * buckets are ready. Returns the number of spans, at most `most`. */
-static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase, int rank, int v,
+static int next_of_worker(const struct ln_lane *lane, lossynet_phase phase, int rank, int v,
                           struct ln_cursor *at, struct ln_span *spans, int n, int most) {
+    const struct lossynet_comm *comm = lane->comm;
     const struct ln_partition *partition = &comm->partition;
     const struct ln_source *source = &comm->exchange.source[phase];
     const float *vector = source->vectors[v];
@@ -137,23 +144,22 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
             const bool counts = phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on;
             const bool kept = /* what injected loss takes joins the residual */
                 phase == LOSSYNET_GRADIENT && comm->feedback.mass && comm->steps.round == 0;
-            for (; at->packet < packets; at->packet++) {
+            for (size_t k; (k = at->packet * comm->exchange.lanes + lane->number) < packets;
+                 at->packet++) {
                 size_t offset, count;
-                ln_packet_span(partition, bucket, owner, at->packet, &offset, &count);
-                if (!survives[at->packet] && kept)
-                    ln_not_finite_look(comm, v, vector, offset, count);
-                if (!survives[at->packet]) continue;
+                ln_packet_span(partition, bucket, owner, k, &offset, &count);
+                if (!survives[k] && kept) ln_not_finite_look(comm, v, vector, offset, count);
+                if (!survives[k]) continue;
                 if (n == most) return n;
                 spans[n] = (struct ln_span){
                     .packet = {.sender = sender,
                                .receiver = receiver,
                                .bucket = bucket,
-                               .number = (uint32_t)at->packet,
-                               .gradients = counts ? (uint8_t)ln_unconfirmed_gradients(
-                                                         comm, v, first + at->packet)
-                                                   : 0},
-                    .payload =
-                        payload(comm, phase, v, n, vector, bucket, at->packet, offset, count),
+                               .number = (uint32_t)k,
+                               .gradients =
+                                   counts ? (uint8_t)ln_unconfirmed_gradients(comm, v, first + k)
+                                          : 0},
+                    .payload = payload(lane, phase, v, n, vector, bucket, k, offset, count),
                     .bytes = ln_payload_bytes(partition->dtype[phase], count)};
                 n++;
             }
@@ -164,12 +170,13 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
 
 static int next(void *context, lossynet_phase phase, int rank, struct ln_span *spans, int most,
                 bool *complete) {
-    const struct lossynet_comm *comm = context;
-    int n = 0, finished = 0, *next = &comm->exchange.source[phase].next[rank];
-    struct ln_cursor *cursor = cursors(comm, phase, rank);
+    const struct ln_lane *lane = context;
+    const struct lossynet_comm *comm = lane->comm;
+    int n = 0, finished = 0, *next = &lane->next[phase][rank];
+    struct ln_cursor *cursor = cursors(lane, phase, rank);
     for (int i = 0; i < comm->workers.local; i++) {
         const int v = (*next + i) % comm->workers.local;
-        if (n < most) n = next_of_worker(comm, phase, rank, v, &cursor[v], spans, n, most);
+        if (n < most) n = next_of_worker(lane, phase, rank, v, &cursor[v], spans, n, most);
         finished += cursor[v].bucket >= comm->partition.buckets;
     }
     *next = (*next + 1) % comm->workers.local;
@@ -178,8 +185,9 @@ static int next(void *context, lossynet_phase phase, int rank, struct ln_span *s
 }
 
 static bool ready(void *context, lossynet_phase phase, int rank) {
-    const struct lossynet_comm *comm = context;
-    const struct ln_cursor *cursor = cursors(comm, phase, rank);
+    const struct ln_lane *lane = context;
+    const struct lossynet_comm *comm = lane->comm;
+    const struct ln_cursor *cursor = cursors(lane, phase, rank);
     for (int v = 0; v < comm->workers.local; v++)
         if (cursor[v].bucket <
             __atomic_load_n(&comm->exchange.source[phase].ready[v], __ATOMIC_ACQUIRE))
@@ -189,14 +197,21 @@ static bool ready(void *context, lossynet_phase phase, int rank) {
 
 /* ---- what comes ---- */
 
+/* How many of a shard's packets a thread moves. */
+static size_t part_of(const struct ln_lane *lane, size_t packets) {
+    const size_t lanes = lane->comm->exchange.lanes;
+    return (packets + lanes - 1 - lane->number) / lanes;
+}
+
 static uint32_t expected(void *context, lossynet_phase phase, int bucket, int sender) {
-    const struct lossynet_comm *comm = context;
-    const struct ln_partition *partition = &comm->partition;
+    const struct ln_lane *lane = context;
+    const struct lossynet_comm *comm = lane->comm;
     size_t packets = 0;
-    for (int v = 0; v < comm->workers.local; v++)
+    for (int v = 0; v < comm->workers.local; v++) {
+        const int owner = phase == LOSSYNET_GRADIENT ? comm->workers.first + v : sender;
         if (ln_is_link(comm, phase, sender, comm->workers.first + v))
-            packets += ln_shard_packets(
-                partition, bucket, phase == LOSSYNET_GRADIENT ? comm->workers.first + v : sender);
+            packets += part_of(lane, ln_shard_packets(&comm->partition, bucket, owner));
+    }
     return (uint32_t)packets;
 }
 
@@ -213,7 +228,9 @@ static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
 }
 
 static size_t bytes(void *context, lossynet_phase phase, const struct ln_packet *packet) {
-    const struct lossynet_comm *comm = context;
+    const struct ln_lane *lane = context;
+    const struct lossynet_comm *comm = lane->comm;
+    if (packet->number % comm->exchange.lanes != lane->number) return 0;
     return ln_payload_bytes(comm->partition.dtype[phase], elements(comm, phase, packet));
 }
 
@@ -252,7 +269,7 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
 
 static enum ln_delivery deliver(void *context, lossynet_phase phase, const struct ln_packet *packet,
                                 const uint8_t *payload, size_t length) {
-    const struct lossynet_comm *comm = context;
+    const struct lossynet_comm *comm = ((const struct ln_lane *)context)->comm;
     const size_t count = elements(comm, phase, packet);
     (void)length; /* it matches the number of elements, see `bytes` */
     if (!comm->exchange.reliable &&
@@ -266,8 +283,8 @@ static enum ln_delivery deliver(void *context, lossynet_phase phase, const struc
 }
 
 static const uint8_t *acknowledge(void *context, int rank, bool make, size_t *bytes) {
-    struct lossynet_comm *comm = context;
-    return ln_acknowledge_answer(comm, rank, make, bytes);
+    const struct ln_lane *lane = context;
+    return ln_acknowledge_answer(lane->comm, rank, make, bytes);
 }
 
 /* ---- open and close ---- */
@@ -286,23 +303,35 @@ static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t byte
                                         allocate, release);
 }
 
+static void open_lane(struct lossynet_comm *comm, size_t i) {
+    const size_t local = (size_t)comm->workers.local, ranks = (size_t)comm->world.ranks;
+    struct ln_lane measured, *lane = comm->exchange.lane ? &comm->exchange.lane[i] : &measured;
+    lane->comm = comm;
+    lane->number = i;
+    for (int phase = 0; phase < 2; phase++) {
+        COMM_TAKE(comm, lane->cursor[phase], ranks * local);
+        COMM_TAKE(comm, lane->next[phase], ranks);
+    }
+    lane->rounded = NULL;
+    if (ln_has_bf16(&comm->partition))
+        COMM_TAKE(comm, lane->rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
+}
+
 void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes),
                       void (*release)(void *memory)) {
     const struct ln_partition *partition = &comm->partition;
-    const size_t local = (size_t)comm->workers.local, ranks = (size_t)comm->world.ranks;
+    const size_t local = (size_t)comm->workers.local;
     for (int phase = 0; phase < 2; phase++) {
         struct ln_source *source = &comm->exchange.source[phase];
         COMM_TAKE(comm, source->ready, local);
-        COMM_TAKE(comm, source->cursor, ranks * local);
-        COMM_TAKE(comm, source->next, ranks);
         COMM_TAKE(comm, comm->arrivals.survives[phase],
                   ln_links(comm, phase == LOSSYNET_PARAMETER));
     }
     open_inbox(comm, allocate, release);
     comm->exchange.packet_bytes =
         ln_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
-    if (ln_has_bf16(partition))
-        COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
+    COMM_TAKE(comm, comm->exchange.lane, comm->exchange.lanes);
+    for (size_t i = 0; i < comm->exchange.lanes; i++) open_lane(comm, i);
     if (ln_has_blocks(partition) && ln_remote_groups(comm) > 1) {
         COMM_TAKE(comm, comm->exchange.kept, owned_packets(comm) * comm->exchange.packet_bytes);
         COMM_TAKE(comm, comm->exchange.is_kept, owned_packets(comm));
@@ -316,12 +345,14 @@ void ln_exchange_open(struct lossynet_comm *comm, void *(*allocate)(size_t bytes
                     : ln_has_bf16(partition) ? WIRE_BF16
                                              : WIRE_FLOAT32,
     };
-    const struct ln_transport_calls calls = {.context = comm,
-                                             .next = next,
-                                             .ready = ready,
-                                             .expected = expected,
-                                             .bytes = bytes,
-                                             .deliver = deliver,
-                                             .acknowledge = acknowledge};
-    ln_transport_shape(comm->transport, &comm->resources.pool, &shape, &calls);
+    struct ln_transport_calls calls = {.next = next,
+                                       .ready = ready,
+                                       .expected = expected,
+                                       .bytes = bytes,
+                                       .deliver = deliver,
+                                       .acknowledge = acknowledge};
+    for (size_t i = 0; i < comm->exchange.lanes; i++) {
+        calls.context = comm->exchange.lane ? &comm->exchange.lane[i] : NULL;
+        ln_transport_shape(comm->transport, i, &comm->resources.pool, &shape, &calls);
+    }
 }

@@ -80,7 +80,12 @@ struct lossynet_network {
      * over which ranks meet is trusted. */
     const char *key_file;
     int dscp; /* traffic class of DATA, 0 ... 63 (RFC 2474); 0: the default, as control messages */
+    /* Threads that send and receive, up to LOSSYNET_LINK_THREADS, the same number on all ranks; 0 means 1. Each
+     * has a socket or queue pair of its own, and takes every so many-th packet. More than 1: not with skip_late */
+    int threads;
 };
+
+enum { LOSSYNET_LINK_THREADS = 64 };
 
 enum {
     LOSSYNET_HEADER_BYTES = 28, /* before every packet's payload; base/wire.h draws it */

@@ -207,6 +207,8 @@ struct ln_threads {
     pthread_mutex_t lock, caller;
     pthread_cond_t handed_back;
     pthread_t thread;
+    bool told,
+        *first_told; /* whether a thread of this rank has said why it failed; the first one's */
     struct ln_log_target log;
     const struct ln_log_target *log_before; /* what the caller that has the lock used */
 };
@@ -260,6 +262,8 @@ struct ln_transport {
     struct ln_pacing pacing;
     struct ln_threads threads;
     lossynet_status failed;
+    struct ln_transport
+        *next; /* the next thread's, with a link of its own; NULL: this is the last */
 };
 
 #endif

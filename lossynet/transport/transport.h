@@ -89,14 +89,16 @@ struct ln_transport_shape {
     uint8_t elements;            /* format of the payloads, an enum of wire.h */
 };
 
-/* Opens the link, and lets the ranks exchange what they must know of each other. Collective. On
- * failure *out is NULL and one line is logged. */
+/* Opens the link, and lets the ranks exchange what they must know of each other. With several
+ * network.threads each opens a link; over a reliable link there is one. Collective. On failure *out is
+ * NULL and one line is logged. */
 lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
                                   ln_link_open link_open, struct ln_transport **out);
 
-/* Takes the memory that depends on the shape from the pool, which is to be closed after the transport.
- * With t NULL it only counts the bytes. The caller must check pool->out_of_memory. */
-void ln_transport_shape(struct ln_transport *t, struct ln_pool *pool,
+/* Takes the memory of thread `thread` that depends on the shape from the pool, which is to be closed after
+ * the transport. `calls` are those of this thread, which moves the packets that they give and expect. With
+ * t NULL it only counts the bytes. The caller must check pool->out_of_memory. */
+void ln_transport_shape(struct ln_transport *t, size_t thread, struct ln_pool *pool,
                         const struct ln_transport_shape *shape,
                         const struct ln_transport_calls *calls);
 
@@ -193,6 +195,7 @@ struct ln_transport_facts {
     const char *link;    /* its name */
     size_t payload_most; /* bytes that fit a datagram beside header and trailer */
     size_t bytes;        /* memory that the transport, its link and its keys hold */
+    size_t threads;      /* that move packets, or one: the caller's */
     bool threaded;       /* packets move while the caller computes */
     bool reliable;       /* the link loses and damages nothing */
 };

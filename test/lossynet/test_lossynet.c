@@ -616,6 +616,13 @@ static void test_memory(void **state) {
     /* Of the link, and 512 KiB of messages that are repeated. */
     size_t trains = ln_link_mpi_memory(8, 4096) + (512 << 10);
     assert_true(needed > trains + 105000 * 4 * 6 / 8 && needed < trains + 105000 * 4 * 10 / 8);
+    /* What threads have of their own are lists, links and batches, and no vector. */
+    settings.link = LOSSYNET_LINK_UDP;
+    needed = lossynet_memory_needed(&eight, &settings);
+    settings.network.threads = 4;
+    const size_t more = lossynet_memory_needed(&eight, &settings) - needed;
+    assert_true(more > 3 * ln_link_udp_memory(8, 4096) &&
+                more < 4 * (ln_link_udp_memory(8, 4096) + (1 << 20)));
     /* 7B over 64 ranks: nothing is allocated; the inbox is 63/64 of a vector, all else little. */
     const size_t large[1] = {6738415616};
     settings = simple_settings(64, large, 1, 0.1);

@@ -40,6 +40,7 @@ def contents(checkpoint):
     {"algorithm": "naive", "loss_rate": 0},
     {"loss_rate": 0.4},
     {"wire_dtype": "int8", "loss_rate": 0.4},
+    {"link_threads": 3, "loss_rate": 0.2},
 ])
 def test_same_bits_as_mpi_and_one_process(data, tmp_path, changes):
     alone = train(data, tmp_path / "alone", **changes)

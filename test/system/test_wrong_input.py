@@ -61,6 +61,8 @@ pytestmark = [pytest.mark.spread, pytest.mark.takes(40)]
     (["--loss-at", "layers.0-99=1", "--workers", "8"], "--loss-at: 'layers.0-99': expected two numbers that tensors have"),
     (["--loss-at", "layers.0=1", "--loss-at", "q_proj=0"], "--loss-at: expected once, with a comma between entries"),
     (["--repair-at", "layer=1", "--workers", "8"], "--repair-at: 'layer': no tensor has such a name"),
+    (["--link-threads", "2", "--deadline", "auto", "--workers", "2"], "--link-threads 2: expected no deadline"),
+    (["--link-threads", "65"], "--link-threads: expected a whole number from 1 to 64, got '65'"),
     (["--log-buckets", "--deadline", "1"], "--log-buckets: expected no --deadline"),
     (["--repair-at", "mlp=17", "--workers", "8"], "--repair-at: 'mlp=17': round 17: expected a whole number from 0 to 16"),
     (["--loss-at", "*-8=1", "--workers", "8"], "--loss-at: '*-8=1': worker 8: expected 0 to 7"),

@@ -1,12 +1,13 @@
 /* bench_exchange.c — times reduce and broadcast of a vector as in a training step, without a model.
  *
  *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16|int8|int6|int4]
- *                                 [encrypt] [group=G]
+ *                                 [encrypt] [group=G] [threads=K]
  *
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks. There
  * is one worker per rank; the link is udp, paced to GBPS (0: not at all). With another type than
  * float32, elements are rounded to it on the network, so that less is sent. With encrypt, every
- * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/port.h). Prints
+ * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/port.h). With threads, K
+ * threads of a rank send and receive. Prints
  * {"ms": T} for each of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
  * Ends with a line of counters over all rounds and ranks: packets that were expected and that
  * arrived, late packets, datagrams that a full receive queue dropped (overruns), phases of a peer
@@ -28,7 +29,7 @@ struct bench {
     struct lossynet_comm *comm;
     size_t elements;
     float *vector;              /* what is averaged, and without groups also what is received */
-    int group;                  /* members */
+    int group, threads;         /* members; threads that send and receive */
     struct port port;           /* with groups: of the vectors that ranks share */
     struct placement placement; /* of vectors in the host's memory */
     struct param_layout layout;
@@ -149,6 +150,7 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
                                                .wire_dtype = wire_dtype,
                                                .network.interface = interface,
                                                .network.pace_gbps = gbps,
+                                               .network.threads = b->threads,
                                                .network.encrypt = encrypt};
     const lossynet_status status = lossynet_open(&b->world, &settings, &b->comm);
     b->layout.buckets = buckets;
@@ -195,11 +197,12 @@ int main(int argc, char **argv) {
             found = true;
         }
         found |= sscanf(argv[i], "group=%d", &b.group) == 1;
+        found |= sscanf(argv[i], "threads=%d", &b.threads) == 1;
         known &= found;
     }
     if (!known || atoi(argv[1]) < 1 || b.world.ranks < 2) {
         fprintf(stderr, "usage: mpirun -np RANKS bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS "
-                        "[bf16|int8|int6|int4] [encrypt] [group=G]\n");
+                        "[bf16|int8|int6|int4] [encrypt] [group=G] [threads=K]\n");
         lossynet_shutdown(2);
         return 2;
     }

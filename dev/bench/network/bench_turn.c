@@ -80,7 +80,7 @@ static void measure(int ranks) {
     struct ln_pool pool = {0};
     struct ln_transport *t;
     if (ln_transport_open(&settings, link_open, &t)) exit(1);
-    ln_transport_shape(t, &pool, &shape, &calls);
+    ln_transport_shape(t, 0, &pool, &shape, &calls);
     if (pool.out_of_memory) exit(1);
     ln_transport_receive_begin(t, LOSSYNET_GRADIENT);
     ln_transport_send_begin(t, LOSSYNET_GRADIENT);

@@ -332,13 +332,18 @@ void ln_transport_lateness(struct ln_transport *t, uint64_t *late) {
     ln_threads_leave(t);
 }
 
-bool ln_transport_sends_again(struct ln_transport *t, lossynet_phase phase, int rank) {
+static bool sends_again(struct ln_transport *t, lossynet_phase phase, int rank) {
     ln_threads_enter(t);
     const struct ln_rx *rx = &t->peers[rank].rx[phase];
     const bool went_on = rx->given_up == t->phase[phase].closed;
     const bool nothing = phase == LOSSYNET_GRADIENT && rx->idle && !t->deadline.late_comes;
     ln_threads_leave(t);
     return !went_on && !nothing;
+}
+
+bool ln_transport_sends_again(struct ln_transport *t, lossynet_phase phase, int rank) {
+    while (t && sends_again(t, phase, rank)) t = t->next;
+    return !t;
 }
 
 void ln_transport_stays(struct ln_transport *t, bool idle) {

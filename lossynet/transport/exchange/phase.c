@@ -24,7 +24,7 @@ static void expect(struct ln_transport *t, lossynet_phase phase) {
     for (int w = 0; w < workers; w++) buckets->reached[w] = 0;
 }
 
-void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase) {
+static void receive_begin(struct ln_transport *t, lossynet_phase phase) {
     ln_threads_enter(t);
     expect(t, phase);
     double now = ln_now();
@@ -52,7 +52,11 @@ void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase) {
     ln_threads_leave(t);
 }
 
-void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
+void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase) {
+    for (; t; t = t->next) receive_begin(t, phase);
+}
+
+static void send_begin(struct ln_transport *t, lossynet_phase phase) {
     ln_threads_enter(t);
     t->phase[phase].begun++;
     if (phase == LOSSYNET_GRADIENT) ln_ask_sending(t);
@@ -67,9 +71,15 @@ void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
     ln_threads_leave(t);
 }
 
+void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
+    for (; t; t = t->next) send_begin(t, phase);
+}
+
 void ln_transport_wake(struct ln_transport *t) {
-    __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
-    if (t->threads.threaded) t->link->wake(t->link);
+    for (; t; t = t->next) {
+        __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
+        if (t->threads.threaded) t->link->wake(t->link);
+    }
 }
 
 /* ---- end ---- */
@@ -98,7 +108,17 @@ static bool phase_is_over(struct ln_transport *t, int phase) {
     return t->agenda.count[LOSSYNET_RECEIVES + phase] == 0 && ln_send_all_left(t, phase);
 }
 
-lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase) {
+/* The other threads need something of the peers, too, while the caller waits in the first one's place. */
+static void await_others(struct ln_transport *t, lossynet_phase phase) {
+    while ((t = t->next)) {
+        ln_threads_enter(t);
+        t->phase[phase].awaited = t->phase[phase].reached = true;
+        ln_agenda_all(t);
+        ln_threads_leave(t);
+    }
+}
+
+static lossynet_status end(struct ln_transport *t, lossynet_phase phase) {
     struct ln_phase_state *state = &t->phase[phase];
     ln_threads_enter(t);
     lossynet_status status = await(t, phase, phase_is_over, phase);
@@ -111,11 +131,22 @@ lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase) {
     return status;
 }
 
+lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase) {
+    lossynet_status status = LOSSYNET_OK;
+    await_others(t, phase);
+    for (; t && !status; t = t->next) status = end(t, phase);
+    return status;
+}
+
+static bool is_over(const struct ln_transport *t, lossynet_phase phase, int bucket) {
+    return __atomic_load_n(&t->phase[phase].buckets.over[bucket], __ATOMIC_ACQUIRE);
+}
+
 /* Lets one caller in at a time. Callers that wait for the same bucket then find it over. */
-lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
+static lossynet_status wait_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
     lossynet_status status = LOSSYNET_OK;
     pthread_mutex_lock(&t->threads.caller);
-    if (!ln_transport_bucket_is_over(t, phase, bucket)) {
+    if (!is_over(t, phase, bucket)) {
         ln_threads_enter(t);
         status = await(t, phase, ln_recv_bucket_is_over, (int)phase * t->shape.buckets + bucket);
         __atomic_store_n(&t->phase[phase].buckets.over[bucket], 1, __ATOMIC_RELEASE);
@@ -125,27 +156,43 @@ lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase 
     return status;
 }
 
-bool ln_transport_close_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
+lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
+    lossynet_status status = LOSSYNET_OK;
+    for (; t && !status; t = t->next) status = wait_bucket(t, phase, bucket);
+    return status;
+}
+
+static bool close_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
     uint8_t *over = &t->phase[phase].buckets.over[bucket];
     pthread_mutex_lock(&t->threads.caller);
     ln_threads_enter(t);
-    const bool is_over =
+    const bool ends =
         !t->failed && ln_recv_bucket_is_over(t, (int)phase * t->shape.buckets + bucket);
-    if (is_over) __atomic_store_n(over, 1, __ATOMIC_RELEASE);
+    if (ends) __atomic_store_n(over, 1, __ATOMIC_RELEASE);
     ln_threads_leave(t);
     pthread_mutex_unlock(&t->threads.caller);
-    return is_over;
+    return ends;
+}
+
+/* What a thread has closed stays so. */
+bool ln_transport_close_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
+    while (t && close_bucket(t, phase, bucket)) t = t->next;
+    return !t;
 }
 
 bool ln_transport_bucket_is_over(const struct ln_transport *t, lossynet_phase phase, int bucket) {
-    return __atomic_load_n(&t->phase[phase].buckets.over[bucket], __ATOMIC_ACQUIRE);
+    while (t && is_over(t, phase, bucket)) t = t->next;
+    return !t;
 }
 
 lossynet_status ln_transport_drain(struct ln_transport *t, lossynet_phase phase) {
-    ln_threads_enter(t);
-    lossynet_status status = ln_progress_until(t, ln_send_all_left, phase);
-    settle(t);
-    ln_threads_leave(t);
+    lossynet_status status = LOSSYNET_OK;
+    for (; t && !status; t = t->next) {
+        ln_threads_enter(t);
+        status = ln_progress_until(t, ln_send_all_left, phase);
+        settle(t);
+        ln_threads_leave(t);
+    }
     return status;
 }
 

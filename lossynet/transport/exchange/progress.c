@@ -254,9 +254,8 @@ static void *run(void *argument) {
     return NULL;
 }
 
-lossynet_status ln_transport_start(struct ln_transport *t) {
+static lossynet_status start(struct ln_transport *t) {
     struct ln_threads *threads = &t->threads;
-    if (t->link->features.reliable) return LOSSYNET_OK;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* only the caller's threads take signals */
@@ -264,6 +263,12 @@ lossynet_status ln_transport_start(struct ln_transport *t) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (threads->threaded) return LOSSYNET_OK;
     return ln_fail(LOSSYNET_LINK, "rank %d: no thread for the exchange with peers", t->world.rank);
+}
+
+lossynet_status ln_transport_start(struct ln_transport *t) {
+    lossynet_status status = LOSSYNET_OK;
+    for (; t && !status && !t->link->features.reliable; t = t->next) status = start(t);
+    return status;
 }
 
 /* ---- leaving ---- */

@@ -39,11 +39,13 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
 
 static int (*arrival_hook)(int rank, int peer, const uint8_t *datagram, size_t bytes);
 
-static struct { /* by rank: a datagram that is overtaken */
+enum { LINKS = 8 };  /* of a rank: network.threads */
+static struct kept { /* by rank and link: a datagram that is overtaken */
+    const struct ln_transport *of;
     uint8_t *bytes;
     size_t count;
     int peer;
-} kept[RANKS];
+} kept[RANKS][LINKS];
 
 /* Linked with --wrap=ln_dispatch. */
 void __real_ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes);
@@ -52,19 +54,24 @@ void __wrap_ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, siz
 void __wrap_ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, size_t bytes) {
     const int rank = t->world.rank;
     const int copies = arrival_hook ? arrival_hook(rank, peer, datagram, bytes) : 1;
-    if (copies < 0 && !kept[rank].bytes) {
-        kept[rank].bytes = malloc(bytes);
-        kept[rank].count = bytes;
-        kept[rank].peer = peer;
-        memcpy(kept[rank].bytes, datagram, bytes);
+    struct kept *k = kept[rank];
+    const struct ln_transport *nobody = NULL;
+    while (k->of != t && !__atomic_compare_exchange_n(&k->of, &nobody, t, false, __ATOMIC_SEQ_CST,
+                                                      __ATOMIC_SEQ_CST))
+        k++, nobody = NULL;
+    if (copies < 0 && !k->bytes) {
+        k->bytes = malloc(bytes);
+        k->count = bytes;
+        k->peer = peer;
+        memcpy(k->bytes, datagram, bytes);
         return;
     }
     for (int i = 0; i < copies || (copies < 0 && i == 0); i++)
         __real_ln_dispatch(t, peer, datagram, bytes);
-    if (!kept[rank].bytes) return;
-    __real_ln_dispatch(t, kept[rank].peer, kept[rank].bytes, kept[rank].count);
-    free(kept[rank].bytes);
-    kept[rank].bytes = NULL;
+    if (!k->bytes) return;
+    __real_ln_dispatch(t, k->peer, k->bytes, k->count);
+    free(k->bytes);
+    k->bytes = NULL;
 }
 
 /* ---- ranks ---- */
@@ -122,10 +129,8 @@ static inline void run_ranks_with(int ranks, const struct lossynet_settings *set
     }
     for (int r = 0; r < ranks; r++) pthread_join(thread[r], NULL);
     arrival_hook = NULL;
-    for (int r = 0; r < RANKS; r++) {
-        free(kept[r].bytes);
-        kept[r].bytes = NULL;
-    }
+    for (int i = 0; i < RANKS * LINKS; i++) free(kept[i / LINKS][i % LINKS].bytes);
+    memset(kept, 0, sizeof kept);
     pthread_barrier_destroy(&post.barrier);
 }
 

@@ -123,6 +123,22 @@ static void test_same_bits_of_bf16(void **state) {
     scenario_kind = SCENARIO_ANY;
 }
 
+/* Packets are shared out among threads, each with a socket of its own; rounds send some again. */
+static void test_same_bits_on_threads(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.2, LOSSYNET_MEAN);
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 2;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 1;
+    static const int threads[] = {2, 5};
+    for (int i = 0; i < 2; i++) {
+        settings.network.threads = threads[i];
+        settings.wire_dtype = LOSSYNET_FLOAT32;
+        same_bits_with(settings, FEWEST, rough);
+        settings.wire_dtype = LOSSYNET_INT6;
+        same_bits_with(settings, 4, rough);
+    }
+}
+
 static void test_rough_network(void **state) {
     (void)state;
     same_bits("bernoulli", 0, LOSSYNET_MEAN, 2, rough);
@@ -512,15 +528,25 @@ static void test_late_rank(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits_rounded), cmocka_unit_test(test_checksum),
-        cmocka_unit_test(test_same_bits),         cmocka_unit_test(test_same_bits_of_bf16),
-        cmocka_unit_test(test_rough_network),     cmocka_unit_test(test_each_control_datagram_lost),
-        cmocka_unit_test(test_chosen_packets),    cmocka_unit_test(test_all_data_lost),
-        cmocka_unit_test(test_not_finite),        cmocka_unit_test(test_socket),
-        cmocka_unit_test(test_socket_over_ipv6),  cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_damaged),           cmocka_unit_test(test_mad_peer),
-        cmocka_unit_test(test_straggler),         cmocka_unit_test(test_dead_peer),
-        cmocka_unit_test(test_who_is_cut_off),    cmocka_unit_test(test_cut_and_back),
+        cmocka_unit_test(test_same_bits_rounded),
+        cmocka_unit_test(test_checksum),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_same_bits_of_bf16),
+        cmocka_unit_test(test_same_bits_on_threads),
+        cmocka_unit_test(test_rough_network),
+        cmocka_unit_test(test_each_control_datagram_lost),
+        cmocka_unit_test(test_chosen_packets),
+        cmocka_unit_test(test_all_data_lost),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_socket),
+        cmocka_unit_test(test_socket_over_ipv6),
+        cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_mad_peer),
+        cmocka_unit_test(test_straggler),
+        cmocka_unit_test(test_dead_peer),
+        cmocka_unit_test(test_who_is_cut_off),
+        cmocka_unit_test(test_cut_and_back),
         cmocka_unit_test(test_late_rank),
     };
     return cmocka_run_group_tests_name("lossynet over UDP", tests, NULL, NULL);
