@@ -198,6 +198,11 @@ struct ln_deadline {
     float largest[LOSSYNET_DEADLINE_STEPS], base[LOSSYNET_DEADLINE_STEPS]; /* seconds, by step */
 };
 
+struct ln_team {               /* with several network.threads each has a transport and a link */
+    struct ln_transport *next; /* the next thread's; NULL: this is the last */
+    bool told, *first_told;    /* whether one has said why it failed; the first one's */
+};
+
 struct ln_threads {
     bool threaded, stop, closing;
     bool waits;     /* a caller waits in ln_progress_until */
@@ -207,8 +212,7 @@ struct ln_threads {
     pthread_mutex_t lock, caller;
     pthread_cond_t handed_back;
     pthread_t thread;
-    bool told,
-        *first_told; /* whether a thread of this rank has said why it failed; the first one's */
+    struct ln_team team;
     struct ln_log_target log;
     const struct ln_log_target *log_before; /* what the caller that has the lock used */
 };
@@ -262,8 +266,6 @@ struct ln_transport {
     struct ln_pacing pacing;
     struct ln_threads threads;
     lossynet_status failed;
-    struct ln_transport
-        *next; /* the next thread's, with a link of its own; NULL: this is the last */
 };
 
 #endif

@@ -90,7 +90,7 @@ static lossynet_status open_one(const struct ln_transport_settings *settings,
     lossynet_status status = LOSSYNET_NO_MEMORY;
     t->world = settings->world;
     t->threads.log = settings->log;
-    t->threads.first_told = first ? &first->threads.told : &t->threads.told;
+    t->threads.team.first_told = first ? &first->threads.team.told : &t->threads.team.told;
     t->agenda.pool.rank = t->world.rank;
     pthread_mutex_init(&t->threads.lock, NULL);
     pthread_mutex_init(&t->threads.caller, NULL);
@@ -131,7 +131,7 @@ lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
     lossynet_status status = open_one(&each, link_open, NULL, next);
     for (int i = 1; i < threads && !status && !(*out)->link->features.reliable; i++) {
         each.packet_bytes = ln_transport_facts(*out).payload_most;
-        next = &(*next)->next;
+        next = &(*next)->threads.team.next;
         status = open_one(&each, link_open, *out, next);
     }
     if (!status) return LOSSYNET_OK;
@@ -145,7 +145,7 @@ void ln_transport_shape(struct ln_transport *t, size_t thread, struct ln_pool *p
                         const struct ln_transport_calls *calls) {
     const size_t workers = (size_t)shape->workers, buckets = (size_t)shape->buckets;
     struct ln_transport measured; /* counts only */
-    for (; t && thread > 0; thread--) t = t->next;
+    for (; t && thread > 0; thread--) t = t->threads.team.next;
     if (!t) t = &measured;
     for (int kind = 0; kind < 2; kind++) {
         struct ln_buckets *b = &t->phase[kind].buckets;
@@ -177,12 +177,12 @@ size_t ln_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
 /* Ends all threads. Where one has failed, the others fail, too: they need not wait for peers. */
 static lossynet_status stop(struct ln_transport *t) {
     lossynet_status failed = LOSSYNET_OK;
-    for (struct ln_transport *one = t; one && !failed; one = one->next) {
+    for (struct ln_transport *one = t; one && !failed; one = one->threads.team.next) {
         ln_threads_enter(one);
         failed = one->failed;
         ln_threads_leave(one);
     }
-    for (; t; t = t->next) {
+    for (; t; t = t->threads.team.next) {
         ln_threads_enter(t);
         if (!t->failed) t->failed = failed;
         ln_threads_leave(t);
@@ -194,7 +194,7 @@ static lossynet_status stop(struct ln_transport *t) {
 void ln_transport_close(struct ln_transport *t) {
     stop(t);
     for (struct ln_transport *next; t; t = next) {
-        next = t->next;
+        next = t->threads.team.next;
         if (t->link) t->link->close(t->link);
         ln_secure_close(t->session.secure);
         pthread_cond_destroy(&t->threads.handed_back);
@@ -214,7 +214,7 @@ static size_t bytes_of(const struct ln_transport *t) {
 
 struct ln_transport_facts ln_transport_facts(const struct ln_transport *t) {
     size_t bytes = 0, threads = 0;
-    for (const struct ln_transport *one = t; one; one = one->next)
+    for (const struct ln_transport *one = t; one; one = one->threads.team.next)
         bytes += bytes_of(one), threads++;
     return (struct ln_transport_facts){
         .session = t->session.id,
@@ -231,7 +231,7 @@ bool ln_transport_has_failed(struct ln_transport *t, bool *missing) {
     if (t->link->features.reliable) return false;
     bool failed = false;
     for (int r = 0; r < t->world.ranks; r++) missing[r] = false;
-    for (struct ln_transport *one = t; one; one = one->next) {
+    for (struct ln_transport *one = t; one; one = one->threads.team.next) {
         ln_threads_enter(one);
         for (int r = 0; r < t->world.ranks; r++) missing[r] |= one->peers[r].live.missed;
         failed |= one->failed != LOSSYNET_OK;
@@ -261,12 +261,12 @@ static void add_counters(struct ln_transport *t, uint64_t *events, struct ln_rel
 void ln_transport_counters(struct ln_transport *t, uint64_t *events, struct ln_relayed *relayed) {
     memset(events, 0, LOSSYNET_EVENTS * sizeof *events);
     *relayed = (struct ln_relayed){0};
-    for (; t; t = t->next) add_counters(t, events, relayed);
+    for (; t; t = t->threads.team.next) add_counters(t, events, relayed);
     events[LOSSYNET_RELAYED] = relayed->packets[0] + relayed->packets[1];
 }
 
 void ln_transport_late(struct ln_transport *t, lossynet_phase phase, int bucket, uint64_t *late) {
-    for (*late = 0; t; t = t->next) {
+    for (*late = 0; t; t = t->threads.team.next) {
         ln_threads_enter(t);
         *late += t->phase[phase].buckets.late[bucket];
         t->phase[phase].buckets.late[bucket] = 0;
@@ -275,14 +275,14 @@ void ln_transport_late(struct ln_transport *t, lossynet_phase phase, int bucket,
 }
 
 void ln_transport_set_step(struct ln_transport *t, uint64_t step) {
-    for (; t; t = t->next)
+    for (; t; t = t->threads.team.next)
         __atomic_store_n(&t->session.step, step, __ATOMIC_RELAXED); /* ln_session_step */
 }
 
 bool ln_transport_register(struct ln_transport *t, const void *memory, size_t bytes) {
     if (!t->link->register_memory || t->session.secure) return false;
     bool done = true;
-    for (; t; t = t->next) {
+    for (; t; t = t->threads.team.next) {
         ln_threads_enter(t);
         done &= t->link->register_memory(t->link, memory, bytes);
         ln_threads_leave(t);

@@ -81,6 +81,7 @@ static const char *const values[][2] = {{"model", "1M"},
                                         {"wire-dtype", "auto"},
                                         {"interface", "eth7"},
                                         {"port-range", "5000-5009"},
+                                        {"link-threads", "2"},
                                         {"pace-gbps", "10"},
                                         {"loss-budget", "0.1"},
                                         {"traffic-class", "le"},
@@ -169,11 +170,11 @@ static void print_settings(FILE *to, const struct options *o, bool on_device) {
     if (loses) fprintf(to, "%s\n", s.repair_at);
     fprintf(to, "%d %g %d\n", s.lead, s.error_feedback ? o->net.carry : 0, s.error_feedback);
     if (s.link == LOSSYNET_LINK_MPI) return; /* struct lossynet_network has no effect */
-    fprintf(to, "%s %d %g %g %g %d %g %d %s %d %d\n",
-            s.network.interface ? s.network.interface : "", s.network.ports[0], s.network.pace_gbps,
-            s.network.loss_budget, s.network.peer_timeout, s.network.skip_late, s.network.deadline,
-            s.network.encrypt, s.network.key_file ? s.network.key_file : "", s.network.dscp,
-            o->no_overlap);
+    fprintf(to, "%s %d %d %g %g %g %d %g %d %s %d %d\n",
+            s.network.interface ? s.network.interface : "", s.network.ports[0], s.network.threads,
+            s.network.pace_gbps, s.network.loss_budget, s.network.peer_timeout, s.network.skip_late,
+            s.network.deadline, s.network.encrypt, s.network.key_file ? s.network.key_file : "",
+            s.network.dscp, o->no_overlap);
 }
 
 static char *effect_of(const struct options *o) {

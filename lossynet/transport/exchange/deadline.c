@@ -342,7 +342,7 @@ static bool sends_again(struct ln_transport *t, lossynet_phase phase, int rank) 
 }
 
 bool ln_transport_sends_again(struct ln_transport *t, lossynet_phase phase, int rank) {
-    while (t && sends_again(t, phase, rank)) t = t->next;
+    while (t && sends_again(t, phase, rank)) t = t->threads.team.next;
     return !t;
 }
 

@@ -53,7 +53,7 @@ static void receive_begin(struct ln_transport *t, lossynet_phase phase) {
 }
 
 void ln_transport_receive_begin(struct ln_transport *t, lossynet_phase phase) {
-    for (; t; t = t->next) receive_begin(t, phase);
+    for (; t; t = t->threads.team.next) receive_begin(t, phase);
 }
 
 static void send_begin(struct ln_transport *t, lossynet_phase phase) {
@@ -72,11 +72,11 @@ static void send_begin(struct ln_transport *t, lossynet_phase phase) {
 }
 
 void ln_transport_send_begin(struct ln_transport *t, lossynet_phase phase) {
-    for (; t; t = t->next) send_begin(t, phase);
+    for (; t; t = t->threads.team.next) send_begin(t, phase);
 }
 
 void ln_transport_wake(struct ln_transport *t) {
-    for (; t; t = t->next) {
+    for (; t; t = t->threads.team.next) {
         __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
         if (t->threads.threaded) t->link->wake(t->link);
     }
@@ -110,7 +110,7 @@ static bool phase_is_over(struct ln_transport *t, int phase) {
 
 /* The other threads need something of the peers, too, while the caller waits in the first one's place. */
 static void await_others(struct ln_transport *t, lossynet_phase phase) {
-    while ((t = t->next)) {
+    while ((t = t->threads.team.next)) {
         ln_threads_enter(t);
         t->phase[phase].awaited = t->phase[phase].reached = true;
         ln_agenda_all(t);
@@ -134,7 +134,7 @@ static lossynet_status end(struct ln_transport *t, lossynet_phase phase) {
 lossynet_status ln_transport_end(struct ln_transport *t, lossynet_phase phase) {
     lossynet_status status = LOSSYNET_OK;
     await_others(t, phase);
-    for (; t && !status; t = t->next) status = end(t, phase);
+    for (; t && !status; t = t->threads.team.next) status = end(t, phase);
     return status;
 }
 
@@ -158,7 +158,7 @@ static lossynet_status wait_bucket(struct ln_transport *t, lossynet_phase phase,
 
 lossynet_status ln_transport_wait_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
     lossynet_status status = LOSSYNET_OK;
-    for (; t && !status; t = t->next) status = wait_bucket(t, phase, bucket);
+    for (; t && !status; t = t->threads.team.next) status = wait_bucket(t, phase, bucket);
     return status;
 }
 
@@ -176,18 +176,18 @@ static bool close_bucket(struct ln_transport *t, lossynet_phase phase, int bucke
 
 /* What a thread has closed stays so. */
 bool ln_transport_close_bucket(struct ln_transport *t, lossynet_phase phase, int bucket) {
-    while (t && close_bucket(t, phase, bucket)) t = t->next;
+    while (t && close_bucket(t, phase, bucket)) t = t->threads.team.next;
     return !t;
 }
 
 bool ln_transport_bucket_is_over(const struct ln_transport *t, lossynet_phase phase, int bucket) {
-    while (t && is_over(t, phase, bucket)) t = t->next;
+    while (t && is_over(t, phase, bucket)) t = t->threads.team.next;
     return !t;
 }
 
 lossynet_status ln_transport_drain(struct ln_transport *t, lossynet_phase phase) {
     lossynet_status status = LOSSYNET_OK;
-    for (; t && !status; t = t->next) {
+    for (; t && !status; t = t->threads.team.next) {
         ln_threads_enter(t);
         status = ln_progress_until(t, ln_send_all_left, phase);
         settle(t);

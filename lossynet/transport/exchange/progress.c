@@ -267,7 +267,7 @@ static lossynet_status start(struct ln_transport *t) {
 
 lossynet_status ln_transport_start(struct ln_transport *t) {
     lossynet_status status = LOSSYNET_OK;
-    for (; t && !status && !t->link->features.reliable; t = t->next) status = start(t);
+    for (; t && !status && !t->link->features.reliable; t = t->threads.team.next) status = start(t);
     return status;
 }
 

@@ -29,7 +29,7 @@ void ln_session_fail(struct ln_transport *t, int peer, const char *format, ...) 
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    if (!__atomic_exchange_n(t->threads.first_told, true, __ATOMIC_RELAXED))
+    if (!__atomic_exchange_n(t->threads.team.first_told, true, __ATOMIC_RELAXED))
         ln_log("rank %d, step %" PRIu64 ", peer rank %d %s", t->world.rank, ln_session_step(t),
                peer, what);
     t->failed = LOSSYNET_LINK;

@@ -56,8 +56,9 @@ void __wrap_ln_dispatch(struct ln_transport *t, int peer, uint8_t *datagram, siz
     const int copies = arrival_hook ? arrival_hook(rank, peer, datagram, bytes) : 1;
     struct kept *k = kept[rank];
     const struct ln_transport *nobody = NULL;
-    while (k->of != t && !__atomic_compare_exchange_n(&k->of, &nobody, t, false, __ATOMIC_SEQ_CST,
-                                                      __ATOMIC_SEQ_CST))
+    while (
+        __atomic_load_n(&k->of, __ATOMIC_SEQ_CST) != t &&
+        !__atomic_compare_exchange_n(&k->of, &nobody, t, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         k++, nobody = NULL;
     if (copies < 0 && !k->bytes) {
         k->bytes = malloc(bytes);
