@@ -15,6 +15,7 @@ struct memory_plan_wire {           /* what is sent */
     const char *dtype;              /* its name to print */
     double resent[2];               /* expected retransmissions by phase, as a share of the phase */
     double link_gbps;               /* 10^9 bit/s, each way */
+    int threads;                    /* of a rank, that send and receive (--link-threads) */
 };
 
 struct memory_plan_saving { /* what leaves the vectors, and what files hold */
@@ -63,7 +64,8 @@ struct memory_plan {
     double host_bytes;     /* with a device: host memory, mainly pinned vectors */
     double phase_bytes[2]; /* payload a worker sends in a phase; it receives as much */
     double phase_packets;
-    double phase_seconds[2]; /* time on the link, including headers */
+    double phase_seconds[2];  /* time on the link, including headers */
+    double thread_seconds[2]; /* time of the threads that send and receive, one after the other */
 };
 
 /* Bytes around a datagram: Ethernet 38 with preamble, checksum and gap; IPv4 20; UDP 8. */

@@ -149,7 +149,7 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
     const double up =
         (element * (received + owned + (G > 1 && !mapped ? P : 0)) + 4 * owned) / gpu->pcie;
     const double read = mapped ? 4 * P * (G - 1) / G / gpu->peer : 0;
-    const double gradients = plan.phase_seconds[0] * again;
+    const double gradients = fmax(plan.phase_seconds[0], plan.thread_seconds[0]) * again;
     /* Between: what the owners broadcast, to the host. */
     const double fresh =
         ((place.copy_bytes == 2 ? 6 : 4) + (place.has[ARRAY_AHEAD] ? 4 : 0)) * owned / gpu->pcie;
@@ -157,7 +157,8 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
     const double replica =
         (place.has[ARRAY_MASTER] ? element : 4) * P / (mapped ? G : 1) / gpu->pcie;
     const double copied = mapped ? 2 * P * (G - 1) / G / gpu->peer : 0;
-    const double parameters = plan.phase_seconds[1] * (1 + s->wire.resent[1]);
+    const double parameters =
+        fmax(plan.phase_seconds[1], plan.thread_seconds[1]) * (1 + s->wire.resent[1]);
     const double backward_all = down + up + read + gradients,
                  forward_all = replica + copied + parameters;
     if (!overlap) return backward_all + NORM + fresh + forward_all;

@@ -51,20 +51,22 @@
 #                                       GPU of 80 GB leaves out cuDNN's, one of less recomputes norms
 #                                       (69.5 GB); or
 #                                       -- --batch 1 --micro-batches 16 takes 62.5 GB
-#   memory of its host    = 10.7 GB     per GPU: pinned memory for what is sent and received, namely
+#   memory of its host    = 11.0 GB     per GPU: pinned memory for what is sent and received, namely
 #                                       one copy of the parameters per node and three buckets of
 #                                       gradients, and the copy of a file of the model that is saved
-#                                       (1 GB), which not every rank writes. 8 GPUs: at most 86 GB
+#                                       (1 GB), which not every rank writes. 8 GPUs: at most 89 GB
 #   a checkpoint          = 99.729 GB   model, moments, and at 10% loss 8 replicas' stale packets.
 #                                       2 are kept while one is being written: 299 GB
 #   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without
 #                                       groups: 26.5 GB)
 #   on the link           = 64 ms       per step at 400 Gbit/s per GPU, or
 #                         = 254 ms      at 100 Gbit/s. (Without groups: 573 and 2291)
-#   a step                = 4.48 s      on H100s by the model of --dry-run, at 400 Gbit/s: 43.7 GFLOP
-#                                       per token (6 per parameter, and attention), 63% of the peak; or
-#                         = 4.49 s      at 100 Gbit/s. Copies over PCIe and NVLink overlap with
-#                                       computing, but for some 30 ms
+#   in its threads        = 498 ms      per step: 8 of a GPU pack, send, receive and unpack
+#                                       (--link-threads; one would take 4 s). A node has 64 of them
+#   a step                = 4.55 s      on H100s by the model of --dry-run, at 400 Gbit/s: 43.7 GFLOP
+#                                       per token (6 per parameter, and attention), 62% of the peak; or
+#                         = 4.55 s      at 100 Gbit/s. What is sent and copied overlaps with
+#                                       computing, but for some 100 ms
 #   2400 steps            = 3.0 h       at 400 Gbit/s, or
 #                         = 3.0 h       at 100 Gbit/s. No cluster has confirmed these
 #
@@ -134,7 +136,7 @@ else
     # that starts from Llama-2's weights has a tenth of the learning rate.
     rate=(--lr 3e-4 --warmup 200)
     [ -z "$from" ] || rate=(--lr 3e-5 --warmup 100)
-    model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16
+    model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16 --link-threads 8
         --batch 2 --seq 4096 --micro-batches 8 --steps "$steps" "${rate[@]}" --beta1 0.9 --beta2 0.95
         --adam-eps 1e-5 --weight-decay 0.1 --clip 1 --save-every 200 --keep 2 --eval-every 200
         --eval-sequences 256)

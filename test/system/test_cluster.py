@@ -307,11 +307,12 @@ def test_the_arithmetic_of_its_comment():
     for gbps, answer in answers.items():
         link = number(r"([\d.]+) ms per step on the link", answer)
         assert said["on the link", gbps] == round(link)
+        assert said["in its threads", 0] == round(number(r"([\d.]+) ms per step for its packets", answer))
         seconds = number(r"\n  step +([\d.]+) ", answer) / 1e3  # on an H100
         assert said["a step", gbps] == pytest.approx(seconds, abs=0.006)
         hours = steps * seconds / 3600
         assert said[f"{steps:.0f} steps", gbps] == pytest.approx(hours, abs=0.06)
-    assert len(said) == 11
+    assert len(said) == 12
 
 
 # ---- rehearsals: the whole path, with a tiny model ----

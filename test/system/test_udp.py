@@ -404,9 +404,9 @@ def test_reordering_and_duplicates_change_nothing(hosts, data, tmp_path, kernel)
         now = hosts.counted() if kernel == "slow lane" else {}
         counted, before = {name: now[name] - before.get(name, 0) for name in now}, now
         print(counted, {name: total(log, name) for name in NETWORK})
-        # If a host stops for longer than the grace, a packet is late and counts as lost. Only a run
-        # without late packets must have the same bits.
-        if results(log) == expected or not total(log, "late"):
+        # If a host stops for longer than the grace, a packet is late and counts as lost. Only a run without
+        # late packets must have the same bits. One of the last step may come when the run has ended.
+        if results(log) == expected or not total(log, "late") and results(log)[:19] != expected[:19]:
             break
     assert results(log) == expected
     assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
