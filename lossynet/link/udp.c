@@ -322,6 +322,8 @@ lossynet_status ln_link_udp_open(const struct ln_link_settings *settings, struct
     struct udp_address mine = interface.address;
     status = udp_socket_open(&u->socket, &mine, settings->network.ports);
     u->socket.dscp = settings->network.dscp;
+    if (!status && world->local_rank == 0 && settings->network.threads > 0)
+        udp_socket_tell(&u->socket); /* once for a host */
     if (!status) status = introduce(u, settings, &mine, interface.mtu);
     if (!status && world->local_ranks < world->ranks) /* within a host the interface's MTU holds */
         status = find_size(u, settings, interface.mtu, mine.any.sa_family);

@@ -213,11 +213,14 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     if (s->granted / 2 < BUFFER_BYTES) s->setting = "net.core.rmem_max";
     request_buffer(s->fd, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
     request_buffer(s->other, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
+    return LOSSYNET_OK;
+}
+
+void udp_socket_tell(const struct udp_socket *s) {
     if (s->granted / 2 < BUFFER_LEAST)
         ln_log("a receive buffer of %zu KiB is small for full speed: as root, sysctl -w "
                "net.core.rmem_max=%d",
                s->granted >> 11, BUFFER_SHORT);
-    return LOSSYNET_OK;
 }
 
 struct udp_address udp_other_address(const struct udp_socket *s,

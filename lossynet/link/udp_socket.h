@@ -78,6 +78,8 @@ struct udp_socket { /* stays where it is, since it points to its own parts */
  * `address`. On failure it releases everything and logs a line. */
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address,
                                 const int ports[2]);
+/* Logs a line if the kernel granted a small receive buffer. */
+void udp_socket_tell(const struct udp_socket *s);
 /* The address of the other port. */
 struct udp_address udp_other_address(const struct udp_socket *s, const struct udp_address *address);
 void udp_socket_close(struct udp_socket *s);

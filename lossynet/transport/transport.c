@@ -131,6 +131,7 @@ lossynet_status ln_transport_open(const struct ln_transport_settings *settings,
     lossynet_status status = open_one(&each, link_open, NULL, next);
     for (int i = 1; i < threads && !status && !(*out)->link->features.reliable; i++) {
         each.packet_bytes = ln_transport_facts(*out).payload_most;
+        each.network.threads = 0; /* not the first */
         next = &(*next)->threads.team.next;
         status = open_one(&each, link_open, *out, next);
     }
