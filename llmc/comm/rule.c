@@ -39,7 +39,8 @@ int rule_load(const struct options *o) {
     if (!o->rule || loaded) return 0;
     /* Without a slash, dlopen would look among the system's libraries. */
     snprintf(path, sizeof path, "%s%s", strchr(o->rule, '/') ? "" : "./", o->rule);
-    if (!access(path, F_OK) && !file_is_regular(path)) /* dlopen would wait for a pipe's other end */
+    if (!access(path, F_OK) &&
+        !file_is_regular(path)) /* dlopen would wait for a pipe's other end */
         return log_error("--rule %s: expected a regular file, a shared object", o->rule);
     report_crashes(path);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
