@@ -486,6 +486,7 @@ static int train_loop(struct trainer *t) {
             const int status = evaluate(t, at->step, &eval);
             if (status < 0) return -1;
             if (status == EVALUATE_STOPPED) {
+                last_eval = NULL; /* that of an earlier step is not the run's */
                 training_stop(v, &news, &due);
             } else {
                 metrics_eval(&v->progress, v->log, &eval);

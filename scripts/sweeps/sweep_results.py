@@ -75,7 +75,7 @@ def thin(events, count):
 
 
 def result_of(run, log):
-    """The result of a run from its log; None if the log does not end."""
+    """The result of a run from its log; None if the log does not end, or its last evaluation was stopped."""
     try:
         events = list(read_events(log))
     except LogError:
@@ -83,6 +83,8 @@ def result_of(run, log):
     kinds = {event["event"]: event for event in events}
     end, head = kinds.get("end"), kinds.get("run")
     if not end or not head or end.get("status") not in ("complete", "not finite"):
+        return None
+    if end["status"] == "complete" and kinds.get("eval", {}).get("step", end.get("step")) != end.get("step"):
         return None
     steps = [event for event in events if event["event"] == "step"]
     good = end["status"] == "complete"

@@ -833,6 +833,18 @@ def test_nobody_reads_what_it_says(data, tmp_path):
     assert len(results(tmp_path / "out" / "results.jsonl")) == 4
 
 
+def test_a_run_whose_last_evaluation_was_stopped_has_no_result(tmp_path):
+    """The evaluation before it is of an earlier step."""
+    run = types.SimpleNamespace(id="a", key={}, data=lambda: [])
+    events = [{"event": "run", "options": {}}, {"event": "step", "step": 0, "step_ms": 1.0, "loss": 2.0},
+              {"event": "eval", "step": 504, "val_perplexity": 113.9}, {"event": "end", "step": 560, "status": "complete"}]
+    log = tmp_path / "log.jsonl"
+    for step, there in ((504, False), (560, True)):
+        events[2]["step"] = step
+        log.write_text("".join(json.dumps(event) + "\n" for event in events))
+        assert (sweep_results.result_of(run, str(log)) is not None) == there
+
+
 def test_a_seed_that_diverged_is_named():
     section = sweep_settings.Section("x", 1)
     run = sweep_settings.Run(section, {"loss-rate": "0.2"}, None)
