@@ -176,7 +176,7 @@ size_t ln_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
 /* ---- close ---- */
 
 /* Ends all threads. Where one has failed, the others fail, too: they need not wait for peers. */
-static lossynet_status stop(struct ln_transport *t) {
+static void stop(struct ln_transport *t) {
     lossynet_status failed = LOSSYNET_OK;
     for (struct ln_transport *one = t; one && !failed; one = one->threads.team.next) {
         ln_threads_enter(one);
@@ -189,7 +189,6 @@ static lossynet_status stop(struct ln_transport *t) {
         ln_threads_leave(t);
         ln_progress_stop(t);
     }
-    return failed;
 }
 
 void ln_transport_close(struct ln_transport *t) {

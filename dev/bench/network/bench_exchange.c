@@ -6,9 +6,8 @@
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks. There
  * is one worker per rank; the link is udp, paced to GBPS (0: not at all). With another type than
  * float32, elements are rounded to it on the network, so that less is sent. With encrypt, every
- * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/port.h). With threads, K
- * threads of a rank send and receive. Prints
- * {"ms": T} for each of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
+ * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/port.h). With
+ * threads, K threads of a rank send and receive. Prints {"ms": T} for each of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
  * Ends with a line of counters over all rounds and ranks: packets that were expected and that
  * arrived, late packets, datagrams that a full receive queue dropped (overruns), phases of a peer
  * that the deadline ended (stragglers), and CPU seconds and payload bytes of the timed rounds.

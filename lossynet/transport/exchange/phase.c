@@ -84,15 +84,20 @@ void ln_transport_wake(struct ln_transport *t) {
 
 /* ---- end ---- */
 
+/* From now on we need something of the peers. */
+static void need(struct ln_transport *t, lossynet_phase phase) {
+    t->phase[phase].awaited = t->phase[phase].reached = true;
+    ln_agenda_all(t);
+}
+
 static lossynet_status await(struct ln_transport *t, lossynet_phase phase,
                              bool (*over)(struct ln_transport *, int), int argument) {
     struct ln_phase_state *state = &t->phase[phase];
     double start = ln_now();
-    state->awaited = state->reached = true;
-    ln_agenda_all(t); /* we need something of the peers, ... */
+    need(t, phase);
     lossynet_status status = ln_progress_until(t, over, argument);
     state->awaited = false;
-    ln_agenda_all(t); /* ... and now we do not any more */
+    ln_agenda_all(t); /* now we do not any more */
     double seconds = ln_now() - start;
     state->seconds += state->seconds > 0 ? 0.25 * (seconds - state->seconds) : seconds;
     return status;
@@ -112,8 +117,7 @@ static bool phase_is_over(struct ln_transport *t, int phase) {
 static void await_others(struct ln_transport *t, lossynet_phase phase) {
     while ((t = t->threads.team.next)) {
         ln_threads_enter(t);
-        t->phase[phase].awaited = t->phase[phase].reached = true;
-        ln_agenda_all(t);
+        need(t, phase);
         ln_threads_leave(t);
     }
 }
